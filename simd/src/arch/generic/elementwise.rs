@@ -1,0 +1,48 @@
+//! Norm, gate and rotation: one pass over a vector each.
+
+use crate::arch::generic::dot;
+use crate::arch::generic::softmax::exp;
+
+/// `1 / sqrt(mean(x^2) + eps)`, squares summed as in [`dot`].
+#[inline(always)]
+fn inverse_rms(x: &[f32], eps: f32) -> f32 {
+    1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt()
+}
+
+/// `out = weight * (x * inverse rms of x)`.
+#[inline(always)]
+pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let inverse = inverse_rms(x, eps);
+    for (out, (x, weight)) in out.iter_mut().zip(x.iter().zip(weight)) {
+        *out = weight * (x * inverse);
+    }
+}
+
+/// [`rms_norm`] over its own input.
+#[inline(always)]
+pub(crate) fn rms_norm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
+    let inverse = inverse_rms(x, eps);
+    for (x, weight) in x.iter_mut().zip(weight) {
+        *x = weight * (*x * inverse);
+    }
+}
+
+/// `out = silu(min(gate, gate_max)) * clamp(up, -up_abs_max, up_abs_max)`; NaN stays NaN.
+#[inline(always)]
+pub(crate) fn swiglu_clamped(gate: &[f32], up: &[f32], gate_max: f32, up_abs_max: f32, out: &mut [f32]) {
+    for (out, (&gate, &up)) in out.iter_mut().zip(gate.iter().zip(up)) {
+        let gate = if gate > gate_max { gate_max } else { gate };
+        let up = if up > up_abs_max { up_abs_max } else { up };
+        let up = if up < -up_abs_max { -up_abs_max } else { up };
+        *out = gate / (1.0 + exp(-gate)) * up;
+    }
+}
+
+/// Rotates the pairs `(x[i], x[i + n])` by the angle of `cos[i]`, `sin[i]`, `i` below `n = cos.len()`.
+#[inline(always)]
+pub(crate) fn rope(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (first, rest) = x.split_at_mut(cos.len());
+    for (((a, b), cos), sin) in first.iter_mut().zip(rest).zip(cos).zip(sin) {
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    }
+}

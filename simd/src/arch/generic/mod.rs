@@ -1,0 +1,80 @@
+//! Loops written once. Each instruction set compiles them in a shell of its own (`dense.rs`), where the
+//! compiler may use wider registers; Rust never fuses or reorders f32 operations, so the bits agree.
+
+pub(crate) mod attention;
+pub(crate) mod bf16;
+pub(crate) mod elementwise;
+pub(crate) mod quantize;
+pub(crate) mod router;
+pub(crate) mod softmax;
+
+use crate::activation::LANES;
+
+/// Adds eight lanes in the one order every kernel uses.
+#[inline(always)]
+pub(crate) fn tree(lanes: [f32; LANES]) -> f32 {
+    let [a, b, c, d, e, f, g, h] = lanes;
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
+}
+
+/// Σ a[i] * b[i]: element `i` in lane `i % 8`, then the tree. Slices of equal length.
+#[inline(always)]
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let (a8, a_tail) = a.as_chunks::<LANES>();
+    let (b8, b_tail) = b.as_chunks::<LANES>();
+    let mut lanes = [0.0f32; LANES];
+    for (a, b) in a8.iter().zip(b8) {
+        for l in 0..LANES {
+            lanes[l] += a[l] * b[l];
+        }
+    }
+    for (lane, (a, b)) in lanes.iter_mut().zip(a_tail.iter().zip(b_tail)) {
+        *lane += a * b;
+    }
+    tree(lanes)
+}
+
+/// Writes one thin function that calls a generic loop, with the attributes of an instruction set.
+macro_rules! dense_shell {
+    ([$(#[$attribute:meta])*] $path:path as $name:ident($($arg:ident: $ty:ty),* $(,)?)) => {
+        $(#[$attribute])*
+        pub(crate) fn $name($($arg: $ty),*) {
+            $path($($arg),*)
+        }
+    };
+}
+
+/// [`dense_shell`] for each operation of a table.
+macro_rules! dense_shells {
+    ($attributes:tt $($path:path as fn $name:ident $args:tt;)*) => {
+        $($crate::arch::generic::dense_shell!($attributes $path as $name $args);)*
+    };
+}
+
+/// The table of dense operations: `dense_table!(#[attributes])` in each instruction set's `dense.rs`.
+macro_rules! dense_table {
+    ($($attribute:tt)*) => {
+        $crate::arch::generic::dense_shells! {
+            [$($attribute)*]
+            $crate::arch::generic::quantize::quantize as fn quantize(
+                x: &[f32], q: &mut [i8], scales: &mut [f32], offsets: &mut [f32]);
+            $crate::arch::generic::bf16::gemv as fn bf16_gemv(
+                rows: &$crate::Bf16Rows<'_>, x: &[f32], panels: std::ops::Range<usize>, out: &mut [f32]);
+            $crate::arch::generic::elementwise::rms_norm as fn rms_norm(
+                x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
+            $crate::arch::generic::elementwise::rms_norm_in_place as fn rms_norm_in_place(
+                x: &mut [f32], weight: &[f32], eps: f32);
+            $crate::arch::generic::elementwise::swiglu_clamped as fn swiglu_clamped(
+                gate: &[f32], up: &[f32], gate_max: f32, up_abs_max: f32, out: &mut [f32]);
+            $crate::arch::generic::elementwise::rope as fn rope(x: &mut [f32], cos: &[f32], sin: &[f32]);
+            $crate::arch::generic::softmax::softmax as fn softmax(x: &mut [f32]);
+            $crate::arch::generic::router::top_k_router as fn top_k_router(
+                logits: &mut [f32], normalize: bool, experts: &mut [u32], weights: &mut [f32]);
+            $crate::arch::generic::attention::attention as fn attention(
+                query: &[f32], segments: &[$crate::KvSlice<'_>], scale: f32,
+                scores: &mut [f32], out: &mut [f32]);
+        }
+    };
+}
+
+pub(crate) use {dense_shell, dense_shells, dense_table};

@@ -1,0 +1,259 @@
+//! The scalar kernels against the same sums in f64, within bounds that follow from the number of f32
+//! operations a term passes through, and the rules of each operation as tables.
+
+mod common;
+
+use common::{Activations, Affine4, Bf16, Random, Ternary, bf16};
+use samara_simd::{Kernels, KvSlice};
+
+/// Largest error of a chain of `n` rounded f32 operations, relative to the sum of magnitudes.
+fn gamma(n: usize) -> f64 {
+    n as f64 * f64::from(f32::EPSILON)
+}
+
+const SHAPES: [(usize, usize); 8] =
+    [(1, 64), (2, 128), (3, 192), (4, 256), (5, 384), (6, 640), (7, 1024), (9, 2048)];
+
+/// f64 dot products and the sums of their terms' magnitudes.
+fn check_dots(found: &[f32], bound: f64, term: impl Fn(usize, usize) -> (f64, f64), cols: usize) {
+    for (row, &found) in found.iter().enumerate() {
+        let (sum, size) = (0..cols).map(|col| term(row, col)).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
+        let error = (f64::from(found) - sum).abs();
+        assert!(error <= bound * size, "row {row} of {cols} columns: {found} instead of {sum}");
+    }
+}
+
+#[test]
+fn ternary_rows() {
+    for (rows, cols) in SHAPES {
+        for cols in [cols, cols - 1, cols + 1] {
+            let mut random = Random((rows * cols) as u64);
+            let ternary = Ternary::random(&mut random, rows, cols);
+            let act = Activations::new(&Kernels::scalar(), &random.activations(cols));
+            let term = |row: usize, col: usize| {
+                let weight = f64::from(bf16(ternary.scales[row]));
+                let x = f64::from(act.q[col]) * f64::from(act.scale(col));
+                let code = f64::from(ternary.codes[row * cols + col]);
+                // The codes 0..=2 and the correction are summed apart, so both count.
+                (weight * (code - 1.0) * x, (weight * (code + 1.0) * x).abs())
+            };
+            check_dots(
+                &ternary.gemv(&Kernels::scalar(), &act),
+                gamma(2 * cols.div_ceil(128) + 8),
+                term,
+                cols,
+            );
+        }
+    }
+}
+
+#[test]
+fn affine_rows() {
+    for (rows, cols) in SHAPES {
+        let mut random = Random((rows * cols) as u64);
+        let affine = Affine4::random(&mut random, rows, cols);
+        let act = Activations::new(&Kernels::scalar(), &random.activations(cols));
+        let term = |row: usize, col: usize| {
+            let group = row * cols / 64 + col / 64;
+            let x = f64::from(act.q[col]) * f64::from(act.scale(col));
+            let product =
+                f64::from(bf16(affine.scales[group])) * f64::from(affine.nibbles[row * cols + col]) * x;
+            let bias = f64::from(bf16(affine.biases[group])) * x;
+            (product + bias, product.abs() + bias.abs())
+        };
+        check_dots(&affine.gemv(&Kernels::scalar(), &act), gamma(cols / 64 + 8), term, cols);
+        let group = (rows - 1) * cols / 64;
+        let expected = f32::from(affine.nibbles[(rows - 1) * cols]) * bf16(affine.scales[group]);
+        assert_eq!(affine.row(&Kernels::scalar(), rows - 1)[0], expected + bf16(affine.biases[group]));
+    }
+}
+
+#[test]
+fn bf16_rows() {
+    for (rows, cols) in SHAPES {
+        for cols in [cols, cols - 1, cols + 1] {
+            let mut random = Random((rows * cols) as u64);
+            let weights = Bf16::random(&mut random, rows, cols);
+            let x = random.activations(cols);
+            let term = |row: usize, col: usize| {
+                let product = f64::from(bf16(weights.values[row * cols + col])) * f64::from(x[col]);
+                (product, product.abs())
+            };
+            check_dots(&weights.gemv(&Kernels::scalar(), &x), gamma(cols.div_ceil(8) + 4), term, cols);
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "instead of")]
+fn a_wrong_code_leaves_the_bound() {
+    let mut random = Random(1);
+    let mut ternary = Ternary::random(&mut random, 4, 2048);
+    let x = random.f32s(2048);
+    let act = Activations::new(&Kernels::scalar(), &x);
+    let right = ternary.clone();
+    ternary.codes[5000] = (ternary.codes[5000] + 1) % 3;
+    let term = |row: usize, col: usize| {
+        let weight = f64::from(bf16(right.scales[row])) * f64::from(act.q[col]) * f64::from(act.scale(col));
+        let code = f64::from(right.codes[row * 2048 + col]);
+        (weight * (code - 1.0), (weight * (code + 1.0)).abs())
+    };
+    check_dots(&ternary.gemv(&Kernels::scalar(), &act), gamma(2 * 16 + 8), term, 2048);
+}
+
+#[test]
+fn quantised_values_are_within_half_a_step() {
+    for cols in [1, 127, 128, 129, 640] {
+        let x = Random(cols as u64).activations(cols);
+        let act = Activations::new(&Kernels::scalar(), &x);
+        for (col, &x) in x.iter().enumerate() {
+            let scale = f64::from(act.scale(col));
+            let error = (f64::from(x) - scale * f64::from(act.q[col])).abs();
+            assert!(error <= scale * (0.5 + 127.0 * gamma(3)), "column {col} of {cols}: {x}");
+        }
+        assert!(act.q[cols..].iter().all(|&q| q == 0), "padding of {cols} columns");
+        for (half, &offset) in act.offsets.iter().enumerate() {
+            let term = |col: usize| f64::from(act.q[col]) * f64::from(act.scale(col));
+            let (sum, size) = (64 * half..64 * half + 64)
+                .map(term)
+                .fold((0.0, 0.0), |(sum, size): (f64, f64), term| (sum + term, size + term.abs()));
+            assert!((f64::from(offset) - sum).abs() <= gamma(5) * size, "offset {half} of {cols} columns");
+        }
+    }
+}
+
+/// Inputs by column, the scale of group 0, and values by column.
+type QuantiserRule = (&'static [(usize, f32)], f32, &'static [(usize, i8)]);
+
+#[test]
+fn quantiser_rules() {
+    // Columns 0..4 are in group 0, column 32 too; column 4 is in group 1.
+    let rules: [QuantiserRule; 7] = [
+        (&[(0, 127.0), (1, 0.5), (2, 1.5), (3, -2.5)], 1.0, &[(0, 127), (1, 0), (2, 2), (3, -2)]),
+        (&[(0, -127.0), (32, 63.0), (96, 64.0)], 1.0, &[(0, -127), (32, 63), (96, 64)]),
+        (&[(0, 1.0), (4, 1e6)], 1.0 / 127.0, &[(0, 127), (4, 127)]),
+        (&[], 0.0, &[(0, 0)]),
+        (&[(0, 1e-38)], 0.0, &[(0, 0)]),
+        (&[(0, f32::NAN), (1, 1.0)], f32::NAN, &[(0, 0), (1, 0)]),
+        (&[(0, 1.0), (33, f32::NEG_INFINITY)], f32::NAN, &[(0, 0), (33, 0)]),
+    ];
+    for (inputs, scale, values) in rules {
+        let mut x = [0.0; 128];
+        inputs.iter().for_each(|&(col, value)| x[col] = value);
+        let act = Activations::new(&Kernels::scalar(), &x);
+        assert!(act.scales[0] == scale || act.scales[0].is_nan() && scale.is_nan(), "{inputs:?}");
+        for &(col, value) in values {
+            assert_eq!(act.q[col], value, "{inputs:?} column {col}");
+        }
+    }
+}
+
+fn close(found: f32, expected: f64, size: f64, n: usize) {
+    assert!((f64::from(found) - expected).abs() <= gamma(n) * size, "{found} instead of {expected}");
+}
+
+#[test]
+fn norm_gate_and_rotation() {
+    for n in [1, 7, 8, 9, 128, 2048] {
+        let mut random = Random(n as u64);
+        let (x, y) = (random.f32s(n), random.f32s(n));
+        let mut out = vec![0.0; n];
+        Kernels::scalar().rms_norm(&x, &y, 1e-6, &mut out);
+        let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n as f64;
+        for (i, &out) in out.iter().enumerate() {
+            let expected = f64::from(y[i]) * f64::from(x[i]) / (mean + 1e-6).sqrt();
+            close(out, expected, expected.abs(), n / 8 + 10);
+        }
+        let (gate, up): (Vec<_>, Vec<_>) = x.iter().zip(&y).map(|(x, y)| (x * 20.0, y * 10.0)).unzip();
+        Kernels::scalar().swiglu_clamped(&gate, &up, 7.0, 7.0, &mut out);
+        for (i, &out) in out.iter().enumerate() {
+            let (gate, up) = (f64::from(gate[i]).min(7.0), f64::from(up[i]).clamp(-7.0, 7.0));
+            let expected = gate / (1.0 + (-gate).exp()) * up;
+            close(out, expected, expected.abs(), 8);
+        }
+        let mut rotated: Vec<f32> = x.iter().chain(&y).chain(&x).copied().collect();
+        Kernels::scalar().rope(&mut rotated, &y, &x);
+        for i in 0..n {
+            let (a, b) = (f64::from(x[i]), f64::from(y[i]));
+            close(rotated[i], a * b - b * a, 2.0 * (a * b).abs(), 2);
+            close(rotated[n + i], b * b + a * a, b * b + a * a, 2);
+            assert_eq!(rotated[2 * n + i], x[i]);
+        }
+    }
+}
+
+#[test]
+fn attention_over_a_ring_in_two_segments() {
+    let (head_dim, n_keys) = (64, 37);
+    let mut random = Random(2);
+    let query = random.f32s(head_dim);
+    let (keys, values) = (random.f32s(n_keys * head_dim), random.f32s(n_keys * head_dim));
+    let key = |k: usize| &keys[k * head_dim..][..head_dim];
+    let scores: Vec<f64> = (0..n_keys)
+        .map(|k| (0.125 * query.iter().zip(key(k)).map(|(&a, &b)| f64::from(a * b)).sum::<f64>()).exp())
+        .collect();
+    let total: f64 = scores.iter().sum();
+    for cut in [0, 1, 20, 37] {
+        let (old, new) = (cut * head_dim, n_keys * head_dim);
+        let segments = [
+            KvSlice { keys: &keys[..old], values: &values[..old] },
+            KvSlice { keys: &keys[old..new], values: &values[old..new] },
+        ];
+        let (mut probabilities, mut out) = (vec![0.0; n_keys], vec![0.0; head_dim]);
+        Kernels::scalar().attention(&query, &segments, 0.125, &mut probabilities, &mut out);
+        for d in 0..head_dim {
+            let expected = (0..n_keys).map(|k| scores[k] / total * f64::from(values[k * head_dim + d])).sum();
+            close(out[d], expected, 1.0, n_keys + 20);
+        }
+    }
+}
+
+#[test]
+fn softmax_rules() {
+    const INF: f32 = f32::INFINITY;
+    let quarter = [0.25; 4];
+    let rules: [(&[f32], &[f32]); 8] = [
+        (&[], &[]),
+        (&[3.0], &[1.0]),
+        (&[1e30; 4], &quarter),
+        (&[-1e30; 4], &quarter),
+        (&[0.0, -INF, 0.0], &[0.5, 0.0, 0.5]),
+        (&[-INF; 2], &[f32::NAN; 2]),
+        (&[0.0, INF], &[f32::NAN; 2]),
+        (&[0.0, f32::NAN, 1.0], &[f32::NAN; 3]),
+    ];
+    for (input, expected) in rules {
+        let mut x = input.to_vec();
+        Kernels::scalar().softmax(&mut x);
+        let same = x.iter().zip(expected).all(|(a, b)| a == b || a.is_nan() && b.is_nan());
+        assert!(same && x.len() == expected.len(), "{input:?}: {x:?}");
+    }
+}
+
+#[test]
+fn router_rules() {
+    let nan = f32::NAN;
+    let rules: [(&[f32], &[u32]); 8] = [
+        (&[1.0], &[0]),
+        (&[1.0, 2.0, 3.0], &[2, 1]),
+        (&[3.0, 2.0, 1.0], &[0, 1, 2]),
+        (&[1.0, 2.0, 2.0, 2.0], &[1, 2]),
+        (&[0.0; 5], &[0, 1, 2]),
+        (&[0.0, -200.0, -300.0], &[0, 1, 2]), // both round to probability 0: lower index first
+        (&[nan; 3], &[0, 1, 2]),
+        (&[1.0, nan, 3.0], &[0, 1]),
+    ];
+    for (logits, expected) in rules {
+        for normalize in [false, true] {
+            let (mut found, mut weights) = (vec![u32::MAX; expected.len()], vec![nan; expected.len()]);
+            let mut probabilities = logits.to_vec();
+            Kernels::scalar().top_k_router(&mut probabilities, normalize, &mut found, &mut weights);
+            assert_eq!(found, expected, "{logits:?}");
+            if logits.iter().all(|logit| !logit.is_nan()) {
+                let picked = expected.iter().map(|&expert| probabilities[expert as usize]);
+                let total = if normalize { picked.clone().sum::<f32>() + 1e-20 } else { 1.0 };
+                assert_eq!(weights, picked.map(|p| p / total).collect::<Vec<_>>(), "{logits:?}");
+            }
+        }
+    }
+}
