@@ -1,0 +1,12 @@
+//! Tests of whole conversions, on the fixtures and on damaged copies of them.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
+
+mod checkpoint;
+mod config;
+mod files;
+mod lossless;
+mod resume;
+mod synth;
+mod weights;
