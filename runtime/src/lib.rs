@@ -1,1 +1,48 @@
-//! runtime
+//! Runs `.samara` models: architecture specs, backends, KV cache, sessions, text and sampling.
+//!
+//! A model is data: [`Architecture`] is a file's metadata turned into a `Vec<BlockSpec>`, placement
+//! gives each block to a [`Backend`], and an [`Engine`] drives the compiled segments one [`Step`] at a
+//! time. Text (tokenizer, chat template, stop strings) and sampling sit beside that and never see a
+//! weight.
+//!
+//! Nothing here prints, reads the environment or exits.
+#![forbid(unsafe_code)]
+
+mod arch;
+mod backend;
+mod engine;
+mod error;
+mod generate;
+mod kv;
+mod model;
+mod sample;
+mod score;
+mod session;
+mod spec;
+mod text;
+
+pub use crate::{
+    arch::Architecture,
+    backend::{
+        Activations, Adapter, Backend, Footprint, KernelId, Limits, Logits, Segment, Sequence, Step,
+        adapters, backends,
+    },
+    engine::{
+        Device, Engine, EngineOptions, MemoryPlan, Placement, check_memory, format_bytes, largest_context,
+        memory_plan,
+    },
+    error::Error,
+    generate::{Finish, Outcome, Request, generate},
+    model::{GenerationDefaults, Model},
+    sample::{SampleError, Sampler, SamplerSpec, Token},
+    score::{Divergence, argmax, divergence, log_prob, score},
+    session::{Prefill, Session},
+    spec::{
+        AttnSpec, BlockSpec, EmbedSpec, HeadSpec, LayerSpec, MatrixRef, MoeSpec, NormSpec, QkNormSpec,
+        RopeSpec,
+    },
+    text::{
+        ChatTemplate, Content, Event, FunctionCall, Message, Part, Piece, ReasoningSplit, RenderOptions,
+        Specials, TextError, TextStream, Tokenizer, ToolCall,
+    },
+};

@@ -1,0 +1,173 @@
+//! Backends: who runs which block, with which kernels.
+//!
+//! A backend answers [`Backend::supports`] for a block, says how much memory it needs, and compiles a
+//! run of consecutive blocks into a [`Segment`] that owns their KV caches and scratch. Everything is
+//! allocated in `compile`; `forward` computes. One folder and one line in [`backends`] each.
+
+mod cpu;
+mod reference;
+mod wgpu;
+
+use std::{fmt, sync::Arc};
+
+pub use self::wgpu::{Adapter, adapters};
+use crate::{error::Error, model::Model, spec::BlockSpec};
+
+/// Names one kernel variant: `ternary_gemv/avx2`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KernelId(String);
+
+impl KernelId {
+    /// `op` is what is computed, `variant` how.
+    pub fn new(op: &str, variant: &str) -> Self {
+        KernelId(format!("{op}/{variant}"))
+    }
+}
+
+impl fmt::Display for KernelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a segment is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Worker threads, at least one.
+    pub threads: usize,
+    /// Sequences with a KV cache of their own.
+    pub n_slots: usize,
+    /// Positions of a sequence.
+    pub context: usize,
+    /// Tokens of one step, all sequences together.
+    pub max_batch: usize,
+    /// Rows of logits of one step.
+    pub max_logit_rows: usize,
+}
+
+/// Bytes a block needs beside its weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// KV cache.
+    pub kv: u64,
+    /// Scratch buffers, shared by the blocks of a segment: the largest counts.
+    pub scratch: u64,
+}
+
+/// Which logits a sequence of a step wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// None: the tokens only fill the cache.
+    None,
+    /// Those of its last token.
+    Last,
+    /// Those of every token.
+    All,
+}
+
+/// New tokens of one sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Sequence<'a> {
+    /// Which KV cache, below `n_slots`.
+    pub slot: usize,
+    /// Position of the first token: the number of tokens already cached in the slot.
+    pub position: usize,
+    /// Ids, at least one.
+    pub tokens: &'a [u32],
+    /// Logits wanted.
+    pub logits: Logits,
+}
+
+/// One pass over the model, for one or several sequences.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// At most one entry a slot.
+    pub sequences: &'a [Sequence<'a>],
+}
+
+impl<'a> Step<'a> {
+    /// Tokens of all sequences.
+    pub fn n_tokens(&self) -> usize {
+        self.sequences.iter().map(|sequence| sequence.tokens.len()).sum()
+    }
+
+    /// `(slot, position, token)` of every token, in the order of the rows of the hidden states.
+    pub fn tokens(&self) -> impl Iterator<Item = (usize, usize, u32)> + 'a {
+        self.sequences.iter().flat_map(|sequence| {
+            sequence
+                .tokens
+                .iter()
+                .enumerate()
+                .map(|(i, &token)| (sequence.slot, sequence.position + i, token))
+        })
+    }
+
+    /// Rows of the hidden states whose logits are wanted, ascending.
+    pub fn logit_rows(&self) -> impl Iterator<Item = usize> + 'a {
+        let mut first = 0;
+        self.sequences.iter().flat_map(move |sequence| {
+            let end = first + sequence.tokens.len();
+            let start = match sequence.logits {
+                Logits::None => end,
+                Logits::Last => end - 1,
+                Logits::All => first,
+            };
+            first = end;
+            start..end
+        })
+    }
+}
+
+/// What flows between segments.
+#[derive(Debug, Default)]
+pub struct Activations {
+    /// Residual, `[n_tokens, hidden_size]`, f32.
+    pub hidden: Vec<f32>,
+    /// Written by the head, `[n_logit_rows, vocab_size]`, f32, token order.
+    pub logits: Vec<f32>,
+}
+
+/// A way to run blocks.
+pub trait Backend: Send + Sync {
+    /// The name `--device` and `--explain` use.
+    fn name(&self) -> &'static str;
+
+    /// The kernels that would run the block, or why none can.
+    ///
+    /// # Errors
+    /// The reason, as a sentence.
+    fn supports(&self, spec: &BlockSpec) -> Result<Vec<KernelId>, String>;
+
+    /// Memory the block needs beside its weights.
+    fn footprint(&self, spec: &BlockSpec, hidden_size: usize, limits: &Limits) -> Footprint;
+
+    /// Makes a segment of consecutive blocks, each of which `supports` has accepted.
+    ///
+    /// # Errors
+    /// Whatever keeps the blocks from being run: a bad token map, threads that cannot start.
+    fn compile(
+        &self,
+        model: &Arc<Model>,
+        blocks: &[BlockSpec],
+        limits: &Limits,
+    ) -> Result<Box<dyn Segment>, Error>;
+}
+
+/// Compiled blocks with their caches.
+pub trait Segment: Send {
+    /// Runs the step: an embed block fills `hidden`, layers update it, a head fills `logits`.
+    /// The engine has checked tokens, positions and slots.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] when a router sees NaN or infinity.
+    fn forward(&mut self, step: &Step<'_>, io: &mut Activations) -> Result<(), Error>;
+
+    /// Forgets the positions of a slot from `len` on. `false` when a ring no longer holds the keys
+    /// that position `len` would need; the caller then starts again from 0.
+    fn rewind(&mut self, slot: usize, len: usize) -> bool;
+}
+
+/// Every backend of this build that runs blocks, fastest first as far as is known without measuring.
+pub fn backends() -> Vec<Box<dyn Backend>> {
+    vec![Box::new(cpu::Cpu::new()), Box::new(reference::Reference)]
+}

@@ -1,0 +1,135 @@
+//! Everything that can go wrong between opening a model and its last token.
+
+use crate::text::TextError;
+
+/// Errors of this crate. Each message says what was found and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The container could not be opened, or a metadata key is missing or of another type.
+    #[error(transparent)]
+    Format(#[from] samara_format::Error),
+    /// Tokenizer, chat template or stop strings.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// Sampling settings that make no sense, or logits nothing can be drawn from.
+    #[error(transparent)]
+    Sample(#[from] crate::sample::SampleError),
+    /// `general.architecture` names a model this version cannot run.
+    #[error("this file holds a `{found}` model; this version of samara runs: {known}")]
+    UnknownArchitecture {
+        /// The name in the file.
+        found: String,
+        /// Names in the registry.
+        known: String,
+    },
+    /// A metadata value is out of range or contradicts another.
+    #[error("metadata key `{key}`: {found}; the file was written wrongly, convert it again")]
+    InvalidMetadata {
+        /// The key.
+        key: &'static str,
+        /// What is wrong with it.
+        found: String,
+    },
+    /// A tensor the architecture needs is not in the directory.
+    #[error("tensor `{name}` is missing; the file was written wrongly, convert it again")]
+    MissingTensor {
+        /// Its name.
+        name: String,
+    },
+    /// A tensor is there but is something else.
+    #[error("tensor `{name}` is {found}, but the metadata asks for {wanted}")]
+    TensorShape {
+        /// Its name.
+        name: String,
+        /// Blocks, dtype and shape in the directory.
+        found: String,
+        /// Blocks, dtype and shape by the metadata.
+        wanted: String,
+    },
+    /// A token map that is not a permutation would lose or repeat logits.
+    #[error("`head.token_map` is not a permutation: row {row} says token {token}; convert the file again")]
+    TokenMap {
+        /// First row that repeats a token or exceeds the vocabulary.
+        row: usize,
+        /// What it says.
+        token: u32,
+    },
+    /// No backend can run a block.
+    #[error("no backend of this build runs {block} on device `{device}`: {reason}")]
+    Unsupported {
+        /// Which block.
+        block: String,
+        /// The device asked for.
+        device: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The KV cache and scratch buffers do not fit.
+    #[error(
+        "a context of {context} tokens needs {needed} of memory beside the mapped weights, and {available} is \
+         available; {advice}"
+    )]
+    Memory {
+        /// Tokens asked for.
+        context: usize,
+        /// Human-readable size needed.
+        needed: String,
+        /// Human-readable size available.
+        available: String,
+        /// What to do: the largest context that fits, if any.
+        advice: String,
+    },
+    /// More context than the model was made for.
+    #[error(
+        "a context of {context} tokens was asked for, and the model was made for {max}; use --ctx {max} or less"
+    )]
+    ContextTooLarge {
+        /// Tokens asked for.
+        context: usize,
+        /// `model.max_context`.
+        max: usize,
+    },
+    /// The prompt leaves no room for an answer.
+    #[error(
+        "the prompt is {prompt} tokens and the context holds {context} (the model's maximum is {max}); shorten it, \
+         or raise --ctx"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens of the context.
+        context: usize,
+        /// `model.max_context`.
+        max: usize,
+    },
+    /// Nothing to run the model on.
+    #[error("the prompt is empty: there is no token to continue from")]
+    EmptyPrompt,
+    /// A token id outside the vocabulary.
+    #[error("token {id} at position {position} is outside the vocabulary of {vocab_size}")]
+    TokenOutOfRange {
+        /// The id.
+        id: u32,
+        /// Its position.
+        position: usize,
+        /// Rows of the embedding.
+        vocab_size: usize,
+    },
+    /// NaN or infinity in the middle of a model.
+    #[error("layer {layer}: {what} holds NaN or infinity; run `samara verify` on the file")]
+    NonFinite {
+        /// The layer.
+        layer: usize,
+        /// Which values.
+        what: &'static str,
+    },
+    /// The thread pool could not be made.
+    #[error("cannot start {threads} threads: {reason}")]
+    Threads {
+        /// Threads asked for.
+        threads: usize,
+        /// What the system said.
+        reason: String,
+    },
+}

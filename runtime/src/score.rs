@@ -1,0 +1,102 @@
+//! Log-likelihood of a text, and distance between two sets of logits: what `samara ppl` reports.
+
+use crate::{
+    backend::{Logits, Sequence, Step},
+    engine::Engine,
+    error::Error,
+};
+
+/// Runs `tokens` through slot 0 and hands each step's logits to `on_rows(first_position, rows)`, rows
+/// `[n, vocab_size]`. Tokens beyond the context start again at position 0.
+///
+/// # Errors
+/// What [`Engine::forward`] reports.
+pub fn score(
+    engine: &mut Engine,
+    tokens: &[u32],
+    on_rows: &mut dyn FnMut(usize, &[f32]),
+) -> Result<(), Error> {
+    let limits = engine.limits();
+    let batch = limits.max_batch.min(limits.max_logit_rows);
+    for (window, tokens) in tokens.chunks(limits.context).enumerate() {
+        engine.rewind(0, 0);
+        for (step, chunk) in tokens.chunks(batch).enumerate() {
+            let position = step * batch;
+            let sequence = Sequence { slot: 0, position, tokens: chunk, logits: Logits::All };
+            let rows = engine.forward(&Step { sequences: &[sequence] })?;
+            on_rows(window * limits.context + position, rows);
+        }
+    }
+    Ok(())
+}
+
+/// `ln softmax(logits)[token]`, in f64.
+pub fn log_prob(logits: &[f32], token: u32) -> f64 {
+    f64::from(logits[token as usize]) - log_sum_exp(logits)
+}
+
+/// How far `q` is from the exact logits `p` at one position.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Divergence {
+    /// KL(softmax(p) || softmax(q)), nats.
+    pub kl: f64,
+    /// Largest difference of two logits.
+    pub max_abs: f64,
+    /// Both have the same argmax.
+    pub same_top1: bool,
+}
+
+/// Compares two rows of logits of equal length.
+pub fn divergence(p: &[f32], q: &[f32]) -> Divergence {
+    assert_eq!(p.len(), q.len(), "rows of one vocabulary");
+    let (p_sum, q_sum) = (log_sum_exp(p), log_sum_exp(q));
+    let mut kl = 0.0;
+    let mut max_abs = 0.0f64;
+    for (&p, &q) in p.iter().zip(q) {
+        let (p, q) = (f64::from(p), f64::from(q));
+        max_abs = max_abs.max((p - q).abs());
+        let log_p = p - p_sum;
+        kl += log_p.exp() * (log_p - (q - q_sum));
+    }
+    Divergence { kl, max_abs, same_top1: argmax(p) == argmax(q) }
+}
+
+/// Index of the largest logit, the lower one on ties.
+pub fn argmax(logits: &[f32]) -> usize {
+    let mut best = 0;
+    for (i, logit) in logits.iter().enumerate() {
+        if *logit > logits[best] {
+            best = i;
+        }
+    }
+    best
+}
+
+fn log_sum_exp(logits: &[f32]) -> f64 {
+    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    max + logits.iter().map(|logit| (f64::from(*logit) - max).exp()).sum::<f64>().ln()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divergence_of_known_rows() {
+        let half = divergence(&[0.0, 0.0], &[0.0, 3f32.ln()]);
+        // KL((1/2, 1/2) || (1/4, 3/4)) = ln 2 - ln 3 / 2.
+        assert!((half.kl - (2f64.ln() - 3f64.ln() / 2.0)).abs() < 1e-7, "{half:?}");
+        assert!(!half.same_top1);
+        let same = divergence(&[1.0, 2.0, -5.0], &[1.0, 2.0, -5.0]);
+        assert!(same.kl.abs() < 1e-15 && same.max_abs == 0.0 && same.same_top1);
+        // A constant shift changes no probability.
+        let shifted = divergence(&[1.0, 2.0], &[11.0, 12.0]);
+        assert!(shifted.kl.abs() < 1e-6 && shifted.max_abs == 10.0);
+    }
+
+    #[test]
+    fn log_prob_survives_large_logits() {
+        assert!((log_prob(&[1000.0, 1000.0], 1) + 2f64.ln()).abs() < 1e-9);
+        assert_eq!(argmax(&[1.0, 3.0, 3.0, f32::NEG_INFINITY]), 1);
+    }
+}

@@ -1,0 +1,124 @@
+//! One conversation: the tokens whose keys and values a slot of the engine holds.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::{
+    backend::{Logits, Sequence, Step},
+    engine::Engine,
+    error::Error,
+};
+
+/// The cached tokens of one slot.
+#[derive(Debug)]
+pub struct Session {
+    slot: usize,
+    tokens: Vec<u32>,
+}
+
+/// How a prefill ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefill {
+    /// Prompt tokens that were cached already.
+    pub cached: usize,
+    /// Prompt tokens that were run.
+    pub run: usize,
+    /// Whether it was cut short; the session then holds what was run so far.
+    pub cancelled: bool,
+}
+
+impl Session {
+    /// An empty session on a slot of the engine, below its `n_slots`.
+    pub fn new(slot: usize) -> Self {
+        Session { slot, tokens: Vec::new() }
+    }
+
+    /// Tokens cached so far.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Makes the cache hold exactly `prompt` and leaves the logits of its last token in `logits`
+    /// (`[vocab_size]`, token order). Tokens shared with what is cached are not run again.
+    ///
+    /// # Errors
+    /// An empty prompt, one that does not fit the context, or what [`Engine::forward`] reports.
+    pub fn prefill(
+        &mut self,
+        engine: &mut Engine,
+        prompt: &[u32],
+        logits: &mut Vec<f32>,
+        cancel: &AtomicBool,
+    ) -> Result<Prefill, Error> {
+        let limits = engine.limits();
+        if prompt.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if prompt.len() > limits.context {
+            let max = engine.model().architecture().max_context;
+            return Err(Error::PromptTooLong { prompt: prompt.len(), context: limits.context, max });
+        }
+        let cached = self.rewind_to_common(engine, prompt);
+        let mut run = 0;
+        for chunk in prompt[cached..].chunks(limits.max_batch) {
+            if cancel.load(Ordering::Relaxed) {
+                return Ok(Prefill { cached, run, cancelled: true });
+            }
+            let last = cached + run + chunk.len() == prompt.len();
+            self.step(engine, chunk, if last { Logits::Last } else { Logits::None }, logits)?;
+            run += chunk.len();
+        }
+        Ok(Prefill { cached, run, cancelled: false })
+    }
+
+    /// Appends one token and leaves its logits in `logits`.
+    ///
+    /// # Errors
+    /// A full context, or what [`Engine::forward`] reports.
+    pub fn decode(&mut self, engine: &mut Engine, token: u32, logits: &mut Vec<f32>) -> Result<(), Error> {
+        self.step(engine, &[token], Logits::Last, logits)
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self, engine: &mut Engine) {
+        engine.rewind(self.slot, 0);
+        self.tokens.clear();
+    }
+
+    fn step(
+        &mut self,
+        engine: &mut Engine,
+        tokens: &[u32],
+        wanted: Logits,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), Error> {
+        let sequence = Sequence { slot: self.slot, position: self.tokens.len(), tokens, logits: wanted };
+        let result = engine.forward(&Step { sequences: &[sequence] });
+        match result {
+            Ok(rows) => {
+                if wanted != Logits::None {
+                    logits.clear();
+                    logits.extend_from_slice(rows);
+                }
+                self.tokens.extend_from_slice(tokens);
+                Ok(())
+            }
+            // Some layers may have cached these tokens and others not: nothing of it can be trusted.
+            Err(error) => {
+                self.clear(engine);
+                Err(error)
+            }
+        }
+    }
+
+    /// Keeps the common prefix, less one token when the prompt adds none: its logits are wanted.
+    fn rewind_to_common(&mut self, engine: &mut Engine, prompt: &[u32]) -> usize {
+        let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let keep = common.min(prompt.len() - 1);
+        let keep = if keep == self.tokens.len() || engine.rewind(self.slot, keep) { keep } else { 0 };
+        if keep == 0 {
+            engine.rewind(self.slot, 0);
+        }
+        self.tokens.truncate(keep);
+        keep
+    }
+}
