@@ -1,0 +1,64 @@
+//! Fixture checkpoints, converted once a process.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
+};
+
+use samara_converter::{Options, Quiet, convert, plan};
+use samara_format::Access;
+use samara_runtime::{Engine, EngineOptions, Model};
+
+/// The checkpoints the tests run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fixture {
+    /// The trained 30M model, with FlashHead data, so its head is in cluster order.
+    Tiny,
+    /// Random weights that bind the clamp, from the 2-bit layout.
+    Stress,
+    /// The same from the bf16 layout.
+    StressHf,
+    /// The same with a window of 17 keys instead of 16.
+    StressWindow17,
+}
+
+impl Fixture {
+    /// Its folder.
+    pub fn checkpoint(self) -> PathBuf {
+        fixture(match self {
+            Fixture::Tiny => "tiny-maple-2bit",
+            Fixture::Stress | Fixture::StressWindow17 => "stress-maple-2bit",
+            Fixture::StressHf => "stress-maple-hf",
+        })
+    }
+
+    fn window(self) -> Option<u64> {
+        (self == Fixture::StressWindow17).then_some(17)
+    }
+}
+
+/// A file or folder of `tests/fixtures`.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+}
+
+/// The fixture, converted and opened.
+pub fn model(fixture: Fixture) -> Arc<Model> {
+    static MODELS: [OnceLock<Arc<Model>>; 4] = [const { OnceLock::new() }; 4];
+    let open = || {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let path = dir.path().join("model.samara");
+        let mut options = Options::default();
+        options.window = fixture.window();
+        let plan = plan(&fixture.checkpoint(), &options).expect("a sound checkpoint");
+        convert(&plan, &path, &options, &Quiet, &AtomicBool::new(false)).expect("converts");
+        // Read, not mapped: the folder goes away here.
+        Arc::new(Model::open(&path, Access::Read).expect("opens"))
+    };
+    Arc::clone(MODELS[fixture as usize].get_or_init(open))
+}
+
+/// An engine on the fixture with a context of 1,024 tokens (or what `options` says).
+pub fn engine(fixture: Fixture, options: &EngineOptions) -> Engine {
+    Engine::new(model(fixture), options).expect("the fixture runs")
+}

@@ -1,0 +1,114 @@
+//! The same tokens give the same logits however they are cut into steps, threads and sessions.
+
+use std::sync::atomic::AtomicBool;
+
+use samara_runtime::{Device, Engine, EngineOptions, Logits, Sequence, Session, Step};
+use samara_tests::{Fixture, engine};
+
+fn options(device: Device, threads: usize, max_batch: usize, n_slots: usize) -> EngineOptions {
+    EngineOptions { device, threads, context: 1400, n_slots, max_batch, max_logit_rows: 4 }
+}
+
+/// Deterministic ids spread over the vocabulary.
+fn ids(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| i.wrapping_mul(2_654_435_761) >> 20).collect()
+}
+
+/// Logits after the whole of `ids`, prefilled in the given pieces.
+fn after(engine: &mut Engine, ids: &[u32], pieces: &[usize]) -> Vec<f32> {
+    let (mut session, mut logits) = (Session::new(0), Vec::new());
+    session.clear(engine);
+    let mut end = 0;
+    for piece in pieces {
+        end += piece;
+        session.prefill(engine, &ids[..end], &mut logits, &AtomicBool::new(false)).expect("runs");
+    }
+    for id in &ids[end..] {
+        session.decode(engine, *id, &mut logits).expect("runs");
+    }
+    logits
+}
+
+#[test]
+fn ring_is_right_around_the_window_and_after() {
+    // The stress model's window is 16, the tiny one's 64; prompts around multiples of them and around
+    // the sizes that broke others, then 3 appended, then many decoded one by one.
+    for (fixture, device, batch) in [
+        (Fixture::Stress, Device::Reference, 24),
+        (Fixture::Stress, Device::Cpu, 24),
+        (Fixture::Tiny, Device::Cpu, 128),
+    ] {
+        let mut engine = engine(fixture, &options(device, 2, batch, 1));
+        for prompt in [15, 16, 17, 63, 64, 65, 511, 512, 513, 700] {
+            let decoded = if device == Device::Cpu && prompt >= 511 { 600 } else { 40 };
+            let ids = ids(prompt + 3 + decoded);
+            let in_one = after(&mut engine, &ids, &[ids.len()]);
+            let in_steps = after(&mut engine, &ids, &[prompt, 3]);
+            assert_eq!(in_one, in_steps, "{fixture:?} on {device:?}, a prompt of {prompt}");
+        }
+    }
+}
+
+#[test]
+fn threads_and_batches_do_not_change_a_bit() {
+    let ids = ids(300);
+    let logits = |threads, batch| {
+        after(&mut engine(Fixture::Tiny, &options(Device::Cpu, threads, batch, 1)), &ids, &[290])
+    };
+    let expected = logits(1, 128);
+    for (threads, batch) in [(2, 128), (3, 128), (7, 128), (2, 1), (2, 7), (1, 300)] {
+        assert_eq!(logits(threads, batch), expected, "{threads} threads, steps of {batch}");
+    }
+    assert_ne!(
+        after(&mut engine(Fixture::Tiny, &options(Device::Cpu, 1, 128, 1)), &ids[1..], &[289]),
+        expected
+    );
+}
+
+#[test]
+fn several_sequences_in_one_step_equal_each_alone() {
+    for device in [Device::Reference, Device::Cpu] {
+        let ids = ids(120);
+        let mut engine = engine(Fixture::Tiny, &options(device, 2, 128, 3));
+        let alone: Vec<Vec<f32>> = [(0, 40), (40, 41), (41, 120)]
+            .iter()
+            .map(|&(from, to)| after(&mut engine, &ids[from..to], &[to - from]))
+            .collect();
+        engine.rewind(0, 0);
+        let sequence = |slot, from: usize, to: usize| Sequence {
+            slot,
+            position: 0,
+            tokens: &ids[from..to],
+            logits: Logits::Last,
+        };
+        let together = engine
+            .forward(&Step { sequences: &[sequence(2, 0, 40), sequence(0, 40, 41), sequence(1, 41, 120)] })
+            .expect("runs");
+        assert_eq!(together, alone.concat(), "{device:?}");
+    }
+}
+
+#[test]
+fn a_session_rewinds_to_the_common_prefix() {
+    let mut engine = engine(Fixture::Tiny, &options(Device::Cpu, 2, 128, 1));
+    let (mut session, mut logits) = (Session::new(0), Vec::new());
+    let ids = ids(600);
+    let mut edited = ids.clone();
+    edited[580] += 1;
+    let go = AtomicBool::new(false);
+    let mut run = |session: &mut Session, engine: &mut Engine, ids: &[u32]| {
+        let prefill = session.prefill(engine, ids, &mut logits, &go).expect("runs");
+        (prefill.cached, logits.clone())
+    };
+    assert_eq!(run(&mut session, &mut engine, &ids).0, 0);
+    // A late edit reuses what the ring still holds.
+    let (cached, late) = run(&mut session, &mut engine, &edited);
+    assert_eq!(cached, 580);
+    // The same prompt again runs its last token only.
+    assert_eq!(run(&mut session, &mut engine, &edited), (599, late.clone()));
+    // An early edit is beyond the ring: all is run again.
+    let mut early = edited.clone();
+    early[10] += 1;
+    assert_eq!(run(&mut session, &mut engine, &early).0, 0);
+    assert_eq!(run(&mut session, &mut engine, &edited), (0, late));
+}

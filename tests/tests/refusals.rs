@@ -1,0 +1,171 @@
+//! Files and requests the runtime refuses, each with its own error.
+
+use std::{path::PathBuf, sync::Arc, sync::atomic::AtomicBool};
+
+use samara_format::{Access, Dtype, Metadata, TensorSpec, Value};
+use samara_runtime::{
+    Device, Engine, EngineOptions, Error, Model, Session, check_memory, largest_context, memory_plan,
+};
+use samara_tests::{Fixture, model, rewrite};
+use tempfile::TempDir;
+
+/// Opens a copy of the tiny model changed by `edit` and `patch`.
+fn open(
+    edit: impl FnOnce(&mut Metadata, &mut Vec<TensorSpec>),
+    patch: impl Fn(&str, &mut Vec<u8>),
+) -> Result<Model, Error> {
+    let dir = TempDir::new().expect("a temporary folder");
+    let path: PathBuf = dir.path().join("changed.samara");
+    rewrite(model(Fixture::Tiny).file(), &path, edit, patch);
+    Model::open(&path, Access::Read)
+}
+
+fn unpatched(_: &str, _: &mut Vec<u8>) {}
+
+fn message<T>(result: Result<T, Error>) -> String {
+    match result {
+        Ok(_) => panic!("nothing was refused"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn metadata_that_contradicts_itself_is_named() {
+    let set = |key: &'static str, value: Value| {
+        move |metadata: &mut Metadata, _: &mut Vec<TensorSpec>| {
+            metadata.insert(key, value);
+        }
+    };
+    let kinds = |n: usize, kind: &str| Value::Strs(vec![kind.to_owned(); n]);
+    for (key, value, expected) in [
+        ("general.architecture", Value::Str("llama".to_owned()), "`llama`"),
+        ("model.layer_kinds", kinds(7, "full"), "7 entries for 8 layers"),
+        ("model.layer_kinds", kinds(8, "linear"), "`linear`"),
+        ("model.n_heads", Value::U64(3), "does not divide"),
+        ("model.n_experts_used", Value::U64(33), "33 of 32"),
+        ("model.hidden_size", Value::U64(0), "model.hidden_size"),
+        ("model.hidden_size", Value::U64(u64::MAX), "model.hidden_size"),
+        ("model.hidden_size", Value::U64(512), "`embed`"),
+        ("model.vocab_size", Value::U64(4095), "`embed`"),
+        ("model.expert_size", Value::U64(64), "`layers.0.experts`"),
+        ("model.rope_dim", Value::U64(63), "model.rope_dim"),
+        ("model.rope_dim", Value::U64(256), "model.rope_dim"),
+        ("model.rope_theta", Value::F64(0.0), "model.rope_theta"),
+        ("model.rms_norm_eps", Value::F64(-1.0), "model.rms_norm_eps"),
+        ("model.window", Value::U64(0), "model.window"),
+        ("model.norm_topk", Value::U64(1), "model.norm_topk"),
+        ("tokenizer.stop_ids", Value::U64s(vec![1 << 40]), "tokenizer.stop_ids"),
+    ] {
+        let text = message(open(set(key, value.clone()), unpatched));
+        assert!(text.contains(expected), "{key} = {value:?}: {text}");
+    }
+}
+
+#[test]
+fn missing_and_misshapen_tensors_are_named() {
+    let without = |name: &'static str| {
+        move |_: &mut Metadata, specs: &mut Vec<TensorSpec>| specs.retain(|spec| spec.name != name)
+    };
+    for name in ["embed", "layers.3.o", "layers.7.experts", "final_norm", "head"] {
+        let text = message(open(without(name), unpatched));
+        assert!(text.contains(&format!("`{name}` is missing")), "{text}");
+    }
+    let as_f32 = |_: &mut Metadata, specs: &mut Vec<TensorSpec>| {
+        let norm = specs.iter_mut().find(|spec| spec.name == "layers.2.ffn_norm").expect("a norm");
+        *norm = TensorSpec::single("layers.2.ffn_norm", Dtype::F32, 1, 256);
+    };
+    let text = message(open(as_f32, unpatched));
+    assert!(text.contains("layers.2.ffn_norm") && text.contains("F32"), "{text}");
+}
+
+#[test]
+fn a_token_map_that_repeats_a_token_is_refused() {
+    let patch = |name: &str, bytes: &mut Vec<u8>| {
+        if name == "head.token_map" {
+            bytes.copy_within(0..4, 40);
+        }
+    };
+    let model = Arc::new(open(|_, _| {}, patch).expect("opens"));
+    for device in [Device::Cpu, Device::Reference] {
+        let options = EngineOptions { device, ..EngineOptions::default() };
+        let error = Engine::new(Arc::clone(&model), &options).expect_err("refused");
+        assert!(matches!(error, Error::TokenMap { row: 10, .. }), "{error}");
+    }
+}
+
+#[test]
+fn not_a_number_names_the_layer() {
+    // A bf16 NaN in a row of the router, and in norms before and after attention.
+    for (tensor, layer) in [("layers.2.router", 2), ("layers.5.ffn_norm", 5), ("layers.4.attn_norm", 4)] {
+        let patch = |name: &str, bytes: &mut Vec<u8>| {
+            if name == tensor {
+                bytes[..2].copy_from_slice(&0x7fc0u16.to_le_bytes());
+            }
+        };
+        let model = Arc::new(open(|_, _| {}, patch).expect("opens"));
+        for device in [Device::Cpu, Device::Reference] {
+            let options = EngineOptions { device, ..EngineOptions::default() };
+            let mut engine = Engine::new(Arc::clone(&model), &options).expect("compiles");
+            let mut session = Session::new(0);
+            let result = session.prefill(&mut engine, &[1, 2, 3], &mut Vec::new(), &AtomicBool::new(false));
+            let error = result.expect_err("refused");
+            assert!(
+                matches!(error, Error::NonFinite { layer: found, .. } if found == layer),
+                "{tensor} on {device:?}: {error}"
+            );
+            assert!(session.tokens().is_empty(), "a failed step leaves nothing cached");
+        }
+    }
+}
+
+#[test]
+fn requests_beyond_the_context_are_refused_with_both_numbers() {
+    let options = EngineOptions { context: 100, ..EngineOptions::default() };
+    let mut engine = Engine::new(model(Fixture::Tiny), &options).expect("compiles");
+    let (mut session, mut logits, go) = (Session::new(0), Vec::new(), AtomicBool::new(false));
+    let mut prefill =
+        |session: &mut Session, ids: &[u32]| session.prefill(&mut engine, ids, &mut logits, &go);
+
+    let text = message(prefill(&mut session, &[7; 101]));
+    assert!(text.contains("101") && text.contains("100") && text.contains("4096"), "{text}");
+    assert!(matches!(prefill(&mut session, &[]), Err(Error::EmptyPrompt)));
+    let text = message(prefill(&mut session, &[1, 2, 4096]));
+    assert!(text.contains("token 4096 at position 2"), "{text}");
+    // What was refused has left nothing behind.
+    assert_eq!(prefill(&mut session, &[7; 100]).expect("fits").run, 100);
+    assert!(matches!(
+        session.decode(&mut engine, 1, &mut logits),
+        Err(Error::PromptTooLong { prompt: 101, .. })
+    ));
+
+    let too_large = EngineOptions { context: 4097, ..EngineOptions::default() };
+    let text = message(Engine::new(model(Fixture::Tiny), &too_large));
+    assert!(text.contains("4097") && text.contains("4096"), "{text}");
+}
+
+#[test]
+fn a_gpu_is_refused_as_long_as_no_backend_runs_on_one() {
+    let options = EngineOptions { device: Device::Gpu, ..EngineOptions::default() };
+    let text = message(Engine::new(model(Fixture::Tiny), &options));
+    assert!(text.contains("`gpu`") && text.contains("--device cpu"), "{text}");
+}
+
+#[test]
+fn memory_is_predicted_before_it_is_allocated() {
+    let model = model(Fixture::Tiny);
+    let options = EngineOptions { context: 4096, ..EngineOptions::default() };
+    let plan = memory_plan(&model, &options).expect("a plan");
+    // Two full layers of 4,096 positions and six rings of 64 - 1 + 128, two heads of 128, K and V, f32.
+    assert_eq!(plan.kv, (2 * 4096 + 6 * 191) * 2 * 128 * 2 * 4);
+    assert_eq!(check_memory(&model, &options, plan.private()).expect("just fits"), plan);
+
+    let half = plan.private() / 2;
+    let largest = largest_context(&model, &options, half).expect("a size");
+    let fits = |context| {
+        memory_plan(&model, &EngineOptions { context, ..options }).expect("a plan").private() <= half
+    };
+    assert!(fits(largest) && !fits(largest + 1), "{largest} is not the largest");
+    let text = message(check_memory(&model, &options, half));
+    assert!(text.contains(&format!("--ctx {largest}")), "{text}");
+    assert!(message(check_memory(&model, &options, 1000)).contains("no context fits"));
+}
