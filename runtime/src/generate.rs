@@ -26,8 +26,8 @@ pub struct Request<'a> {
     pub stop_ids: &'a [u32],
     /// Most tokens to generate; `None` goes on to the end of the context.
     pub max_tokens: Option<usize>,
-    /// The prompt opened a `<think>` block, so the answer starts inside reasoning.
-    pub in_reasoning: bool,
+    /// Parts reasoning from the answer.
+    pub split: ReasoningSplit,
 }
 
 /// Why an answer ended.
@@ -74,7 +74,7 @@ pub fn generate(
 ) -> Result<Outcome, Error> {
     let mut sampler = Sampler::new(request.sampler.clone())?;
     let mut text = TextStream::new(request.stop)?;
-    let mut split = ReasoningSplit::new(request.in_reasoning);
+    let mut split = request.split.clone();
     let mut logits = Vec::new();
     let start = Instant::now();
     let prefill = session.prefill(engine, request.prompt, &mut logits, cancel)?;

@@ -129,6 +129,14 @@ fn reasoning_ends_at_the_closing_tag() {
 }
 
 #[test]
+fn without_splitting_all_text_is_answer() {
+    let mut splitter = ReasoningSplit::off();
+    let text = "<think>why</think>\n\nans";
+    assert_eq!(splitter.push(text), [Event::Answer(text.into())]);
+    assert!(splitter.finish().is_empty());
+}
+
+#[test]
 fn reasoning_comes_out_while_it_is_made() {
     let mut splitter = ReasoningSplit::new(true);
     assert_eq!(splitter.push("a\n"), [Event::Reasoning("a".into())]);

@@ -1,1 +1,60 @@
-fn main() {}
+//! The `samara` program: reads the command line, runs one command, turns its end into an exit code.
+//!
+//! Everything that computes is in the libraries; here is what they refuse to do: print, read the environment,
+//! listen to signals and exit.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod chat;
+mod cli;
+mod completions;
+mod convert;
+mod demo;
+mod devices;
+mod doctor;
+mod failure;
+mod inspect;
+mod interrupt;
+mod load;
+mod machine;
+mod output;
+mod ppl;
+mod progress;
+mod prompt;
+mod run;
+mod synth;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help goes to standard output, which may be closed: nothing is left to say then.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(failure::USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    let result = match cli.command {
+        Command::Convert(args) => convert::run(&args),
+        Command::Run(args) => run::run(*args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Verify(args) => verify::run(&args),
+        Command::Ppl(args) => ppl::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Synth(args) => synth::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Devices(args) => devices::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Completions(args) => completions::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure::report(&error),
+    }
+}

@@ -184,6 +184,11 @@ impl ReasoningSplit {
         Self { state, close, start: String::new() }
     }
 
+    /// No splitting: all text is answer, tags and all.
+    pub fn off() -> Self {
+        Self { state: State::Answer, ..Self::new(false) }
+    }
+
     /// Takes the next text and returns what is now certain; no event is empty.
     pub fn push(&mut self, text: &str) -> Vec<Event> {
         let mut events = Vec::new();

@@ -1,0 +1,437 @@
+//! The command line as data: every option with the sentence that explains it, and examples to copy.
+
+mod synth;
+mod values;
+
+use std::{ffi::OsString, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
+
+pub(crate) use self::synth::{Layout, Synth, SynthSizes};
+use self::values::{bias, size};
+
+const AFTER: &str = "\
+Start here:
+  samara demo                                   see it work on a built-in model
+  samara convert path/to/checkpoint -o m.samara make one file of a checkpoint
+  samara run m.samara                           chat with it
+  samara run m.samara -p 'Name three trees.'    ask once
+
+`samara COMMAND --help` explains every option with examples.
+
+Exit codes: 0 done; 1 failed while working; 2 the command line is wrong; 3 an input is wrong
+(a damaged or foreign file, a checkpoint that does not fit its config); 4 not enough memory or
+disk space; 130 interrupted.";
+
+/// Run native-ternary mixture-of-experts models from one file.
+#[derive(Debug, Parser)]
+#[command(name = "samara", version, after_help = AFTER, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Convert(Convert),
+    Run(Box<Run>),
+    Inspect(Inspect),
+    Verify(Verify),
+    Ppl(Ppl),
+    Bench(Bench),
+    Synth(Synth),
+    Demo(Demo),
+    Devices(Devices),
+    Doctor(Doctor),
+    Completions(Completions),
+}
+
+/// Make one .samara file of a Maple checkpoint.
+///
+/// The checkpoint is a folder with config.json, tokenizer.json, a chat template and safetensors shards, in either
+/// published layout: bf16 with one tensor for each expert, or 2-bit. Which one it is is found out. Every ternary
+/// row is checked to be exactly -a, 0 or +a, and the counts are printed; a row that is not is refused by tensor,
+/// row and column.
+///
+/// The file is written as OUT.part and renamed when it is complete and on the disk. Ctrl-C keeps the part;
+/// --resume continues it.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  samara convert maple-2bit -o maple.samara
+  samara convert maple-2bit -o maple.samara --dry-run   what would be done, and does it fit?
+  samara convert maple-2bit -o maple.samara --resume    go on after an interruption")]
+pub(crate) struct Convert {
+    /// Folder of the checkpoint.
+    pub(crate) checkpoint: PathBuf,
+    /// File to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// Keys a query on a sliding layer sees, itself included; the checkpoint's sliding_window unless given.
+    /// Maple's publishers disagree between 512 and 513.
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    pub(crate) window: Option<u64>,
+    /// Round rows that are not ternary by the 0.7-mean rule instead of refusing them.
+    #[arg(long)]
+    pub(crate) ternarize: bool,
+    /// Replace an existing file, and start over if a part is there.
+    #[arg(long, conflicts_with = "resume")]
+    pub(crate) force: bool,
+    /// Continue an interrupted conversion of the same checkpoint.
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// Check everything and print the plan; write nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Name to store in the file.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) name: Option<String>,
+    /// Licence of the checkpoint, to store in the file.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) license: Option<String>,
+    /// Repository the checkpoint came from, to store in the file.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) source_repository: Option<String>,
+    /// Revision of that repository, to store in the file.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) source_revision: Option<String>,
+    /// Print progress and the report as JSON, one object a line, on standard output.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print only errors.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    #[command(flatten)]
+    pub(crate) threads: Threads,
+}
+
+/// Worker threads.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Threads {
+    /// Worker threads; one for each core this process may use unless given.
+    #[arg(short = 't', long = "threads", value_name = "N", default_value_t = 0, hide_default_value = true,
+          value_parser = value_parser!(u16).range(0..=1024))]
+    count: u16,
+}
+
+impl Threads {
+    /// 0 when the library should choose.
+    pub(crate) fn count(self) -> usize {
+        self.count.into()
+    }
+}
+
+/// Where a model runs and how much it may hold.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Where it runs")]
+pub(crate) struct Engine {
+    /// Where to run.
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    pub(crate) device: Device,
+    /// Tokens of context to make room for: prompt, reasoning and answer together. Unless given, the model's
+    /// maximum, 32768, or what fits in memory, whichever is least.
+    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..))]
+    pub(crate) ctx: Option<u32>,
+    /// Memory to count on, such as 4G or 900M, instead of asking the system.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory: Option<u64>,
+    /// Read the file into memory instead of mapping it: slower to start, and it may be cut or replaced meanwhile.
+    #[arg(long)]
+    pub(crate) no_mmap: bool,
+    #[command(flatten)]
+    pub(crate) threads: Threads,
+}
+
+/// `--device`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    /// The fastest that can run each part.
+    Auto,
+    /// The CPU kernels.
+    Cpu,
+    /// A GPU.
+    Gpu,
+    /// The slow exact definition, for comparison.
+    Reference,
+}
+
+/// Answer a prompt, or chat.
+///
+/// A prompt given by -p, -f or standard input is answered once. Without one, on a terminal, this is a chat with
+/// line editing and history: end a line with \ to go on in the next, /help lists commands. Ctrl-C stops an answer
+/// and keeps what was said; Ctrl-C at the prompt, twice, leaves; so does end of file.
+///
+/// The answer goes to standard output and everything else to standard error. A model reasons before it answers:
+/// on a terminal the reasoning is dimmed; elsewhere it is printed first, then an empty line, then the answer.
+/// --hide-reasoning prints the answer alone.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  samara run m.samara                             chat
+  samara run m.samara -p 'Name three trees.'      ask once
+  samara run m.samara -f question.txt --json      one JSON object: answer, reasoning, why it ended, timings
+  echo 'Why is the sky blue?' | samara run m.samara --hide-reasoning
+  samara run m.samara -p '2+2=' --temp 0          always the likeliest token
+  samara run m.samara --raw -p 'Once upon a time' continue a text, without the chat template")]
+pub(crate) struct Run {
+    /// The .samara file.
+    pub(crate) model: PathBuf,
+    /// The prompt.
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "file")]
+    pub(crate) prompt: Option<OsString>,
+    /// File that holds the prompt.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Continue the prompt as it is: no chat template, and the output as it is generated.
+    #[arg(long, conflicts_with = "system")]
+    pub(crate) raw: bool,
+    /// A system message in front of the conversation.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Check every hash of the file before using it.
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Print which backend and kernels run which part of the model.
+    #[arg(long)]
+    pub(crate) explain: bool,
+    /// Print the answer without the reasoning before it.
+    #[arg(long, conflicts_with = "raw")]
+    pub(crate) hide_reasoning: bool,
+    /// Print nothing but the answer and errors.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// Print one JSON object instead of text, when the answer is complete.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: Engine,
+    #[command(flatten)]
+    pub(crate) sampling: Sampling,
+}
+
+/// How tokens are chosen.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Sampling (the file's own defaults unless given)")]
+pub(crate) struct Sampling {
+    /// Softmax temperature; 0 always takes the likeliest token.
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub(crate) temp: Option<f32>,
+    /// Keep the K likeliest tokens; 0 keeps all.
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<usize>,
+    /// Keep the likeliest tokens that together have this probability; 1 keeps all.
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Drop tokens less likely than this share of the likeliest; 0 drops none.
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f32>,
+    /// Divide the logits of tokens seen before; 1 leaves them.
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Subtract once from the logits of tokens seen before.
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Subtract from the logits of tokens for each time they were seen.
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// Add VALUE to the logit of token ID; may be repeated.
+    #[arg(long, value_name = "ID=VALUE", value_parser = bias)]
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+    /// Seed of the random choices; the same seed gives the same answer.
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Most tokens to generate, reasoning included; to the end of the context unless given.
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: Option<u32>,
+    /// End the answer where this text would begin; may be repeated.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+}
+
+/// List what a .samara file holds.
+///
+/// Header, metadata and every tensor with dtype, shape, offset and length. The sizes add up to the file's length
+/// exactly. Weights are not read, so this is quick; `samara verify` checks them.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  samara inspect m.samara
+  samara inspect m.samara --metadata tokenizer.chat_template
+  samara inspect m.samara --json | jq '.tensors[].name'")]
+pub(crate) struct Inspect {
+    /// The .samara file.
+    pub(crate) model: PathBuf,
+    /// Print one metadata value whole, and nothing else.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) metadata: Option<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Recompute every hash of a .samara file.
+///
+/// Names each tensor whose bytes are not those that were written, and ends with exit code 3 if there is one.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  samara verify m.samara
+  samara verify m.samara --json")]
+pub(crate) struct Verify {
+    /// The .samara file.
+    pub(crate) model: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print only errors.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    #[command(flatten)]
+    pub(crate) threads: Threads,
+}
+
+/// Measure how well a model predicts a text.
+///
+/// `--file` gives perplexity: exp of the mean negative log-likelihood of each token after the first, in windows of
+/// the context length. `--logits` compares with stored logits, such as `--save-logits` writes: KL divergence, and how
+/// often the likeliest token is the same. They are a safetensors file with two tensors for each sequence j = 0, 1, ...:
+/// `j.ids`, I32, its tokens, and `j.logits`, F32, a row of the vocabulary's size for each of its last positions.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  samara ppl m.samara --file wiki.txt
+  samara ppl m.samara --file wiki.txt --device reference --save-logits exact.safetensors
+  samara ppl m.samara --logits exact.safetensors --json
+
+JSON keys: tokens (predictions scored), nll (mean, nats a token), perplexity, corpus_hash (xxh3-128 of the text
+file); with --logits positions, kl_mean, kl_max (nats), top1_agreement (0 to 1).")]
+pub(crate) struct Ppl {
+    /// The .samara file.
+    pub(crate) model: PathBuf,
+    /// Text to score, UTF-8.
+    #[arg(long, value_name = "TEXT", required_unless_present = "logits")]
+    pub(crate) file: Option<PathBuf>,
+    /// Stored logits to compare with.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) logits: Option<PathBuf>,
+    /// Write the logits of --file for a later --logits. Large: 4 bytes for each token of the text and the vocabulary.
+    #[arg(long, value_name = "FILE", requires = "file")]
+    pub(crate) save_logits: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: Engine,
+}
+
+/// Measure speed.
+///
+/// Prefill (pp) and decode (tg) in tokens a second: medians over repetitions after a warm-up, with the slowest and
+/// fastest. GB/s is weight bytes read by decode. The hash of the last logits tells whether two machines, thread
+/// counts or versions computed the same.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  samara bench m.samara
+  samara bench m.samara -p 512 -n 128 -t 4 --format markdown
+  samara bench m.samara -p 0 -n 64 --json
+
+JSON keys: prefill.tokens_per_s, decode.tokens_per_s, decode.gb_per_s, decode.bytes_per_token, logits_hash,
+kernels, machine, and what belongs to a record: threads, file digest, warm-up, repetitions, spread, version.")]
+pub(crate) struct Bench {
+    /// The .samara file.
+    pub(crate) model: PathBuf,
+    /// Tokens of the prompt; 0 leaves prefill out.
+    #[arg(short, long = "prompt-tokens", value_name = "N", default_value_t = 256)]
+    pub(crate) prompt: u32,
+    /// Tokens to decode; 0 leaves decode out.
+    #[arg(short = 'n', long = "decode-tokens", value_name = "N", default_value_t = 64)]
+    pub(crate) decode: u32,
+    /// Timed repetitions of both.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u32).range(1..=1000))]
+    pub(crate) repetitions: u32,
+    /// How to print.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
+    /// The same as --format json.
+    #[arg(long, conflicts_with = "format")]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: Engine,
+}
+
+/// `--format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For reading.
+    Text,
+    /// A table to paste.
+    Markdown,
+    /// For machines.
+    Json,
+}
+
+/// Convert the built-in tiny model and ask it something.
+///
+/// Shows what `convert` and `run` do, on a Maple model of 30 million parameters that was trained on small sums,
+/// capitals and the like. Needs no download; the file goes to a temporary folder unless --keep names one.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  samara demo
+  samara demo -p 'Capital of Greece?'
+  samara demo --keep tiny.samara      then: samara run tiny.samara")]
+pub(crate) struct Demo {
+    /// What to ask.
+    #[arg(short, long, value_name = "TEXT", default_value = "462+520=")]
+    pub(crate) prompt: String,
+    /// Keep the converted file here.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) keep: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) threads: Threads,
+}
+
+/// List what a model can run on.
+#[derive(Debug, Args)]
+pub(crate) struct Devices {
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Say what this machine offers: CPU features, the kernels they lead to, memory, GPUs.
+///
+/// Put its output into a bug report.
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Print a completion script for a shell.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  samara completions bash > ~/.local/share/bash-completion/completions/samara
+  samara completions zsh > ~/.zfunc/_samara
+  samara completions fish > ~/.config/fish/completions/samara.fish")]
+pub(crate) struct Completions {
+    /// The shell.
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

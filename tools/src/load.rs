@@ -1,0 +1,179 @@
+//! From a path to a model that is ready to run: open, check, sum the memory, then allocate.
+
+use std::{path::Path, sync::Arc, time::Instant};
+
+use anyhow::Result;
+use samara_format::Access;
+use samara_runtime::{
+    Device, Engine, EngineOptions, MemoryPlan, Model, Placement, check_memory, format_bytes, largest_context,
+};
+
+use crate::{cli, failure::Failure, machine::Machine, output::note};
+
+/// Context unless asked for: long chats fit, and the caches stay small.
+const DEFAULT_CONTEXT: usize = 32_768;
+
+/// What a command needs of an engine beside the options the user gave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wants {
+    /// Tokens of one step.
+    pub(crate) max_batch: usize,
+    /// Rows of logits of one step.
+    pub(crate) max_logit_rows: usize,
+    /// Context unless the user says otherwise, tokens.
+    pub(crate) context: usize,
+    /// Print the memory sum.
+    pub(crate) say: bool,
+}
+
+impl Wants {
+    /// For answers: long prompts in one step of 128, one row of logits.
+    pub(crate) fn answers(say: bool) -> Self {
+        Wants { max_batch: 128, max_logit_rows: 1, context: DEFAULT_CONTEXT, say }
+    }
+
+    /// For the logits of every position.
+    pub(crate) fn logits(context: usize, say: bool) -> Self {
+        Wants { max_batch: 32, max_logit_rows: 32, context, say }
+    }
+}
+
+impl From<cli::Device> for Device {
+    fn from(device: cli::Device) -> Self {
+        match device {
+            cli::Device::Auto => Device::Auto,
+            cli::Device::Cpu => Device::Cpu,
+            cli::Device::Gpu => Device::Gpu,
+            cli::Device::Reference => Device::Reference,
+        }
+    }
+}
+
+/// Opens a model, mapped or read.
+pub(crate) fn open(path: &Path, args: &cli::Engine) -> Result<Arc<Model>> {
+    let access = if args.no_mmap { Access::Read } else { Access::Mmap };
+    if args.no_mmap
+        && let Ok(meta) = path.metadata()
+    {
+        let available = available(args);
+        if meta.len() > available {
+            return Err(Failure::Space(format!(
+                "{} is {}, and {} of memory are available: leave --no-mmap out, a mapped file need not fit",
+                path.display(),
+                format_bytes(meta.len()),
+                format_bytes(available)
+            ))
+            .into());
+        }
+    }
+    Ok(Arc::new(Model::open(path, access)?))
+}
+
+/// Bytes that may be allocated.
+fn available(args: &cli::Engine) -> u64 {
+    args.memory.unwrap_or_else(|| Machine::detect().memory_available)
+}
+
+/// Settles the context, prints the memory sum, and allocates.
+pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Result<Engine> {
+    let available = available(args).saturating_sub(if args.memory.is_some() && args.no_mmap {
+        model.file().index().file_len()
+    } else {
+        0
+    });
+    let max = model.architecture().max_context;
+    let mut options = EngineOptions {
+        device: args.device.into(),
+        threads: args.threads.count(),
+        context: max,
+        n_slots: 1,
+        max_batch: wants.max_batch,
+        max_logit_rows: wants.max_logit_rows,
+    };
+    let largest = largest_context(model, &options, available)?;
+    options.context = match args.ctx {
+        Some(context) => context as usize,
+        // Nothing fits: ask for what was wanted, so that the message has a sum.
+        None if largest == 0 => wants.context.clamp(1, max),
+        None => wants.context.clamp(1, max).min(largest),
+    };
+    let plan = samara_runtime::memory_plan(model, &options)?;
+    if wants.say {
+        note(&memory_line(&plan, args.no_mmap, available, largest, max));
+    }
+    check_memory(model, &options, available)?;
+    Ok(Engine::new(Arc::clone(model), &options)?)
+}
+
+/// The sum, in one line.
+fn memory_line(plan: &MemoryPlan, read: bool, available: u64, largest: usize, max: usize) -> String {
+    let MemoryPlan { weights, kv, scratch, context } = *plan;
+    let limit = if largest == max { "the model's maximum" } else { "what fits" };
+    format!(
+        "memory: {} weights ({}) + {} KV cache for {context} tokens + {} scratch, {} available; largest context: \
+         {largest} ({limit})",
+        format_bytes(weights),
+        if read { "read" } else { "mapped" },
+        format_bytes(kv),
+        format_bytes(scratch),
+        format_bytes(available),
+    )
+}
+
+/// Which backend and kernels run what, a line for each run of blocks.
+pub(crate) fn explain(placements: &[Placement]) -> Vec<String> {
+    placements
+        .iter()
+        .map(|Placement { backend, blocks, kernels }| {
+            let span = match (blocks.first(), blocks.last()) {
+                (Some(first), Some(last)) if blocks.len() > 1 => format!("{first} to {last}"),
+                (Some(only), _) => only.clone(),
+                (None, _) => "nothing".to_owned(),
+            };
+            let kernels: Vec<String> = kernels.iter().map(ToString::to_string).collect();
+            format!("{span} ({} stages) on {backend}: {}", blocks.len(), kernels.join(", "))
+        })
+        .collect()
+}
+
+/// Names of all kernels, without repeats.
+pub(crate) fn kernel_names(placements: &[Placement]) -> Vec<String> {
+    let mut names: Vec<String> =
+        placements.iter().flat_map(|p| p.kernels.iter().map(ToString::to_string)).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// Checks every hash; a wrong tensor is an error that names it.
+pub(crate) fn verify(model: &Model, say: bool) -> Result<()> {
+    let started = Instant::now();
+    let damaged = crate::verify::damaged(model.file(), 0, &|_| {});
+    if !damaged.is_empty() {
+        return Err(Failure::Input(
+            damaged.iter().map(|(_, error)| error.to_string()).collect::<Vec<_>>().join("\n"),
+        )
+        .into());
+    }
+    if say {
+        let n = model.file().index().tensors().len();
+        note(&format!("verified {n} tensors in {:.1} s", started.elapsed().as_secs_f64()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_sum_says_what_fits() {
+        let plan = MemoryPlan { weights: 8 << 20, kv: 2 << 20, scratch: 1 << 20, context: 4096 };
+        assert_eq!(
+            memory_line(&plan, false, 1 << 30, 4096, 4096),
+            "memory: 8.00 MiB weights (mapped) + 2.00 MiB KV cache for 4096 tokens + 1.00 MiB scratch, 1.00 GiB \
+             available; largest context: 4096 (the model's maximum)"
+        );
+        assert!(memory_line(&plan, true, 1 << 30, 100, 4096).ends_with("largest context: 100 (what fits)"));
+    }
+}

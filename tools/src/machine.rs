@@ -1,0 +1,144 @@
+//! What this machine is: CPU, memory, operating system, as far as it matters to a model and to a record of one.
+
+use samara_runtime::Adapter;
+use serde_json::{Value, json};
+use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
+
+/// The machine, and what of it this process may use.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine {
+    /// CPU model, as the system names it.
+    pub(crate) cpu: String,
+    /// Cores without simultaneous threads, if known.
+    pub(crate) physical_cores: Option<usize>,
+    /// Threads this process may run at once: affinity and quota counted.
+    pub(crate) threads: usize,
+    /// Instruction sets of interest that are present.
+    pub(crate) features: Vec<&'static str>,
+    /// RAM, bytes.
+    pub(crate) memory_total: u64,
+    /// Bytes that can still be allocated without swapping, control group included.
+    pub(crate) memory_available: u64,
+    /// Limit of the control group, bytes, if it is below the RAM.
+    pub(crate) memory_limit: Option<u64>,
+    /// Operating system and architecture.
+    pub(crate) system: String,
+    /// Bytes of a page, if known.
+    pub(crate) page_size: Option<u64>,
+}
+
+impl Machine {
+    /// Looks.
+    pub(crate) fn detect() -> Self {
+        let refresh = RefreshKind::nothing()
+            .with_cpu(CpuRefreshKind::nothing())
+            .with_memory(MemoryRefreshKind::nothing().with_ram());
+        let system = System::new_with_specifics(refresh).ok();
+        let cgroup = system.as_ref().and_then(System::cgroup_limits);
+        let total = system.as_ref().map_or(0, System::total_memory);
+        let available = system.as_ref().map_or(0, System::available_memory);
+        let cpu =
+            system.as_ref().and_then(|system| system.cpus().first()).map(|cpu| cpu.brand().trim().to_owned());
+        Machine {
+            cpu: cpu.unwrap_or_else(|| "unknown".to_owned()),
+            physical_cores: System::physical_core_count().ok(),
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            features: features(),
+            memory_total: total,
+            memory_available: cgroup.as_ref().map_or(available, |limit| available.min(limit.free_memory)),
+            memory_limit: cgroup.map(|limit| limit.total_memory).filter(|limit| *limit < total),
+            system: format!(
+                "{}, {}",
+                System::long_os_version().unwrap_or_else(|_| std::env::consts::OS.to_owned()),
+                std::env::consts::ARCH
+            ),
+            page_size: page_size(),
+        }
+    }
+
+    /// For a record.
+    pub(crate) fn to_json(&self, adapters: &[Adapter]) -> Value {
+        json!({
+            "cpu": self.cpu,
+            "physical_cores": self.physical_cores,
+            "usable_threads": self.threads,
+            "features": self.features,
+            "memory_total": self.memory_total,
+            "memory_available": self.memory_available,
+            "memory_limit": self.memory_limit,
+            "system": self.system,
+            "page_size": self.page_size,
+            "gpus": adapters.iter().map(adapter_json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// A GPU, for machines.
+pub(crate) fn adapter_json(adapter: &Adapter) -> Value {
+    let Adapter { id, name, api, kind, driver, max_binding, max_buffer, software } = adapter;
+    json!({
+        "id": id, "name": name, "api": api, "kind": kind, "driver": driver,
+        "max_binding": max_binding, "max_buffer": max_buffer, "software": software,
+    })
+}
+
+/// A GPU, for people.
+pub(crate) fn adapter_text(adapter: &Adapter) -> String {
+    let software = if adapter.software { ", renders on the CPU" } else { "" };
+    format!(
+        "{} [{}], {}, {}{software}, driver {}",
+        adapter.name, adapter.id, adapter.api, adapter.kind, adapter.driver
+    )
+}
+
+macro_rules! present {
+    ($detect:ident: $($name:tt),* $(,)?) => {
+        [$(($name, std::arch::$detect!($name))),*].into_iter().filter_map(|(name, here)| here.then_some(name)).collect()
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+fn features() -> Vec<&'static str> {
+    present!(is_x86_feature_detected:
+        "ssse3", "sse4.1", "avx", "f16c", "fma", "avx2", "avxvnni", "avx512f", "avx512bw", "avx512vl", "avx512vnni")
+}
+
+#[cfg(target_arch = "aarch64")]
+fn features() -> Vec<&'static str> {
+    present!(is_aarch64_feature_detected: "neon", "fp16", "dotprod", "i8mm", "bf16", "sve", "sve2")
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn features() -> Vec<&'static str> {
+    Vec::new()
+}
+
+/// From the vector that the kernel hands to each process: pairs of a type and a value, both u64; 6 is the page size.
+#[cfg(target_os = "linux")]
+fn page_size() -> Option<u64> {
+    const AT_PAGESZ: u64 = 6;
+    let vector = std::fs::read("/proc/self/auxv").ok()?;
+    let (words, _) = vector.as_chunks::<8>();
+    words
+        .chunks_exact(2)
+        .find(|pair| u64::from_ne_bytes(pair[0]) == AT_PAGESZ)
+        .map(|pair| u64::from_ne_bytes(pair[1]))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn page_size() -> Option<u64> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_sound_numbers() {
+        let machine = Machine::detect();
+        assert!(machine.threads >= 1 && !machine.cpu.is_empty(), "{machine:?}");
+        assert!(machine.memory_total > 0 && machine.memory_available <= machine.memory_total, "{machine:?}");
+        assert!(machine.page_size.is_none_or(|size| size.is_power_of_two() && size >= 4096), "{machine:?}");
+    }
+}

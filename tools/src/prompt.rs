@@ -1,0 +1,133 @@
+//! Where a prompt comes from, and its text: UTF-8, or UTF-16 with a mark, as some shells write files.
+
+use std::{
+    io::{IsTerminal, Read},
+    path::Path,
+};
+
+use anyhow::{Context, Result};
+
+use crate::{cli::Run, failure::Failure};
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Prompt {
+    /// Answer this and end.
+    Once(String),
+    /// Standard input ended before it began: there is nothing to answer.
+    Nothing,
+    /// Talk.
+    Chat,
+}
+
+/// `-p`, `-f`, standard input unless it is a terminal, or a chat.
+pub(crate) fn find(args: &Run) -> Result<Prompt> {
+    if let Some(prompt) = &args.prompt {
+        let text = prompt.to_str().ok_or_else(|| {
+            Failure::Usage("the prompt given with -p is not Unicode text; use -f with a file".to_owned())
+        })?;
+        return Ok(Prompt::Once(text.to_owned()));
+    }
+    if let Some(path) = &args.file {
+        return Ok(Prompt::Once(shorten(read(path)?, args.raw)));
+    }
+    let mut stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        if args.json || args.raw {
+            let option = if args.json { "--json" } else { "--raw" };
+            return Err(Failure::Usage(format!(
+                "{option} needs a prompt: give one with -p, -f or standard input"
+            ))
+            .into());
+        }
+        return Ok(Prompt::Chat);
+    }
+    let mut bytes = Vec::new();
+    stdin.read_to_end(&mut bytes).context("cannot read standard input")?;
+    if bytes.is_empty() {
+        return Ok(Prompt::Nothing);
+    }
+    Ok(Prompt::Once(shorten(
+        decode(&bytes).map_err(|reason| Failure::Input(format!("standard input {reason}")))?,
+        args.raw,
+    )))
+}
+
+/// A text file.
+pub(crate) fn read(path: &Path) -> Result<String> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(decode(&bytes).map_err(|reason| Failure::Input(format!("{} {reason}", path.display())))?)
+}
+
+/// The line end that editors and `echo` put last is not part of a question; of a text to continue it is.
+fn shorten(mut text: String, raw: bool) -> String {
+    if !raw && text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    text
+}
+
+/// UTF-8 with or without a mark, or UTF-16 with one; otherwise what is wrong, for "X ...".
+pub(crate) fn decode(bytes: &[u8]) -> Result<String, String> {
+    match bytes {
+        [0xff, 0xfe, rest @ ..] => utf16(rest, u16::from_le_bytes),
+        [0xfe, 0xff, rest @ ..] => utf16(rest, u16::from_be_bytes),
+        [0xef, 0xbb, 0xbf, rest @ ..] => utf8(rest, 3),
+        _ => utf8(bytes, 0),
+    }
+}
+
+fn utf8(bytes: &[u8], skipped: usize) -> Result<String, String> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => Ok(text.to_owned()),
+        Err(error) => {
+            Err(format!("is not UTF-8 text: the byte at offset {} is wrong", skipped + error.valid_up_to()))
+        }
+    }
+}
+
+fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String> {
+    let (pairs, rest) = bytes.as_chunks::<2>();
+    let units: Vec<u16> = pairs.iter().map(|pair| unit(*pair)).collect();
+    match String::from_utf16(&units) {
+        Ok(text) if rest.is_empty() => Ok(text),
+        _ => Err("starts like UTF-16 text but is not".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_decoded_by_their_mark() {
+        let check = |bytes: &[u8], want: Result<&str, &str>| {
+            let got = decode(bytes);
+            assert_eq!(got.as_deref().map_err(String::as_str), want, "{bytes:02x?}");
+        };
+        check(b"", Ok(""));
+        check("é漢🦙".as_bytes(), Ok("é漢🦙"));
+        check(b"\xef\xbb\xbfhi", Ok("hi"));
+        check(b"\xff\xfeh\0i\0", Ok("hi"));
+        check(b"\xfe\xff\0h\0i", Ok("hi"));
+        check(b"\xff\xfeh\0i", Err("starts like UTF-16 text but is not"));
+        check(b"\xff\xfe\x00\xd8", Err("starts like UTF-16 text but is not"));
+        check(b"ab\xe9", Err("is not UTF-8 text: the byte at offset 2 is wrong"));
+        check(b"\xef\xbb\xbfab\xe9", Err("is not UTF-8 text: the byte at offset 5 is wrong"));
+    }
+
+    #[test]
+    fn one_line_end_is_dropped_from_a_question() {
+        let check = |text: &str, raw: bool, want: &str| assert_eq!(shorten(text.to_owned(), raw), want);
+        check("hi\n", false, "hi");
+        check("hi\r\n", false, "hi");
+        check("hi\n\n", false, "hi\n");
+        check("hi\r", false, "hi\r");
+        check("hi", false, "hi");
+        check("\n", false, "");
+        check("hi\n", true, "hi\n");
+    }
+}

@@ -1,0 +1,324 @@
+//! The other commands, exit codes, and the memory check.
+
+use std::{fs, path::Path};
+
+use serde_json::Value;
+
+use crate::program::{fixture, folder, run, samara, tiny};
+
+fn plain(path: &Path) -> &str {
+    path.to_str().expect("a plain path")
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+#[test]
+fn wrong_command_lines_are_code_2() {
+    let model = plain(tiny());
+    let rows: &[&[&str]] = &[
+        &[],
+        &["nonsense"],
+        &["run"],
+        &["run", model, "--nonsense"],
+        &["run", model, "-p", "a", "-f", "b"],
+        &["run", model, "-p", "a", "--temp", "-1"],
+        &["run", model, "-p", "a", "--temp", "nan"],
+        &["run", model, "-p", "a", "--top-p", "0"],
+        &["run", model, "-p", "a", "--min-p", "2"],
+        &["run", model, "-p", "a", "--repetition-penalty", "0"],
+        &["run", model, "-p", "a", "--max-tokens", "0"],
+        &["run", model, "-p", "a", "--logit-bias", "4096=1"],
+        &["run", model, "-p", "a", "--logit-bias", "7"],
+        &["run", model, "-p", "a", "--device", "tpu"],
+        &["run", model, "-p", "a", "--ctx", "0"],
+        &["run", model, "-p", "a", "--ctx", "4097"],
+        &["run", model, "-p", "a", "-t", "many"],
+        &["run", model, "-p", "a", "--memory", "4X"],
+        &["bench", model, "-p", "0", "-n", "0"],
+        &["bench", model, "-p", "4096", "-n", "1"],
+        &["bench", model, "-p", "8", "-n", "8", "--ctx", "10"],
+        &["ppl", model],
+        &["completions", "tcsh"],
+    ];
+    for args in rows {
+        let ran = run(*args).expect(2);
+        assert!(ran.out.is_empty() && !ran.err.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn a_prompt_that_does_not_fit_is_refused_with_both_numbers() {
+    let long = "word ".repeat(3000);
+    let refused = run(["run", plain(tiny()), "-p", &long, "--ctx", "1000"]).expect(3);
+    assert!(
+        refused.error().contains("the context holds 1000") && refused.error().contains("4096"),
+        "{}",
+        refused.err
+    );
+    let dir = folder();
+    let latin1 = dir.path().join("latin1.txt");
+    fs::write(&latin1, b"abc\xe9").expect("written");
+    let refused = run(["run", plain(tiny()), "-f", plain(&latin1)]).expect(3);
+    assert!(refused.error().contains("offset 3"), "{}", refused.err);
+    run(["run", plain(tiny()), "-f", plain(&dir.path().join("none"))]).expect(3);
+    run(["run", plain(tiny()), "-p", "", "--raw"]).expect(3);
+}
+
+#[test]
+fn a_gpu_that_this_build_has_no_backend_for_is_refused() {
+    let refused = run(["run", plain(tiny()), "-p", "a", "--device", "gpu"]).expect(1);
+    assert!(refused.error().contains("--device cpu"), "{}", refused.err);
+}
+
+#[test]
+fn memory_is_summed_and_checked_before_it_is_allocated() {
+    let ask = |more: &[&str]| {
+        run(["run", plain(tiny()), "-p", "Capital of Greece?", "--temp", "0"].iter().chain(more))
+    };
+    // 4096 tokens of this model take about 18 MiB of keys and values.
+    let short = ask(&["--memory", "8M", "--ctx", "4096"]).expect(4);
+    assert!(short.err.contains("memory: ") && short.out.is_empty(), "{}", short.err);
+    let error = short.error();
+    assert!(
+        error.contains("a context of 4096 tokens needs")
+            && error.contains("the largest context that fits is "),
+        "{error}"
+    );
+    let fits: String = error.rsplit("use --ctx ").next().expect("a number").trim().chars().collect();
+    ask(&["--memory", "8M", "--ctx", &fits]).expect(0);
+    let one_more = (fits.parse::<u32>().expect("a number") + 1).to_string();
+    ask(&["--memory", "8M", "--ctx", &one_more]).expect(4);
+    // Without --ctx, what fits is taken.
+    let taken = ask(&["--memory", "8M"]).expect(0);
+    assert!(taken.err.contains(&format!("for {fits} tokens")), "{}", taken.err);
+    let none = ask(&["--memory", "1K"]).expect(4);
+    assert!(none.error().contains("no context fits"), "{}", none.err);
+    let read = ask(&["--memory", "1M", "--no-mmap"]).expect(4);
+    assert!(read.error().contains("--no-mmap"), "{}", read.err);
+}
+
+#[test]
+fn the_context_that_is_too_large_for_a_machine_is_refused_not_tried() {
+    let dir = folder();
+    let (checkpoint, model) = (dir.path().join("c"), dir.path().join("m.samara"));
+    let sizes = ["--max-context", "268435456", "--n-layers", "4", "--full-every", "1"];
+    run(["synth", "-o", plain(&checkpoint), "--quiet"].iter().chain(&sizes)).expect(0);
+    crate::program::convert(&checkpoint, &model, &["--quiet"]).expect(0);
+    // Half a terabyte of keys and values and more: no machine that runs this test has it.
+    let refused = run(["run", plain(&model), "-p", "a", "--ctx", "268435456", "--memory", "4G"]).expect(4);
+    assert!(refused.error().contains("TiB") || refused.error().contains("GiB"), "{}", refused.err);
+    let default = run(["run", plain(&model), "-p", "a", "--max-tokens", "1"]).expect(0);
+    assert!(default.err.contains("for 32768 tokens"), "{}", default.err);
+}
+
+#[test]
+fn perplexity_is_the_same_on_any_number_of_threads() {
+    let dir = folder();
+    let text = dir.path().join("text.txt");
+    fs::write(&text, "The capital of Greece is Athens. A samara is a winged seed. é漢🦙\n".repeat(6))
+        .expect("written");
+    let score = |more: &[&str]| {
+        let mut json =
+            run(["ppl", plain(tiny()), "--file", plain(&text), "--json"].iter().chain(more)).expect(0).json();
+        json.as_object_mut().expect("an object").remove("threads");
+        json
+    };
+    let one = score(&["-t", "1"]);
+    let (tokens, nll) = (number(&one["tokens"]), number(&one["nll"]));
+    assert!(tokens > 100.0 && nll > 0.0 && nll < 20.0, "{one}");
+    assert!((number(&one["perplexity"]) - nll.exp()).abs() < 1e-9 * nll.exp(), "{one}");
+    assert_eq!(one["corpus_hash"].as_str().expect("text").len(), 32);
+    for threads in ["3", "8"] {
+        assert_eq!(score(&["-t", threads]), one, "{threads} threads");
+    }
+    // Windows of 64 tokens: each has a first token that nothing predicts.
+    let windows = score(&["--ctx", "64"]);
+    let n_tokens = tokens + 1.0;
+    assert_eq!(number(&windows["tokens"]), n_tokens - (n_tokens / 64.0).ceil());
+    assert_ne!(windows["nll"], one["nll"]);
+    let exact = score(&["--device", "reference"]);
+    assert!((number(&exact["nll"]) - nll).abs() < 0.01 * nll, "{exact} and {one}");
+    run(["ppl", plain(tiny()), "--file", plain(&text), "--ctx", "1"]).expect(2);
+    fs::write(&text, "").expect("written");
+    run(["ppl", plain(tiny()), "--file", plain(&text)]).expect(3);
+}
+
+#[test]
+fn stored_logits_are_compared() {
+    let golden = fixture("golden/tiny-maple.safetensors");
+    let compare = |path: &Path, device: &str| {
+        run(["ppl", plain(tiny()), "--logits", plain(path), "--device", device, "--json"]).expect(0).json()
+    };
+    // Exact logits from an independent engine.
+    let exact = compare(&golden, "reference");
+    assert!(
+        number(&exact["kl_mean"]) <= 1e-9 && number(&exact["logit_max_abs_difference"]) <= 1e-3,
+        "{exact}"
+    );
+    assert_eq!(exact["top1_agreement"], 1.0);
+    let int8 = compare(&golden, "cpu");
+    assert!(number(&int8["kl_mean"]) > number(&exact["kl_mean"]) && number(&int8["kl_max"]) < 0.01, "{int8}");
+
+    let dir = folder();
+    let (text, saved) = (dir.path().join("text.txt"), dir.path().join("saved.safetensors"));
+    fs::write(&text, "The capital of Greece is Athens. ".repeat(12)).expect("written");
+    let save = ["--ctx", "40", "--save-logits", plain(&saved)];
+    run(["ppl", plain(tiny()), "--file", plain(&text)].iter().chain(&save)).expect(0);
+    let same = compare(&saved, "cpu");
+    assert_eq!((&same["kl_max"], &same["top1_agreement"]), (&0.0.into(), &1.0.into()), "{same}");
+    assert!(number(&same["positions"]) > 80.0, "{same}");
+    // A planted fault: the last logits change sign.
+    let mut bytes = fs::read(&saved).expect("read");
+    let last = bytes.len() - 4 * 4096;
+    bytes[last..].chunks_exact_mut(4).for_each(|word| word[3] ^= 0x80);
+    fs::write(&saved, &bytes).expect("written");
+    let faulty = compare(&saved, "cpu");
+    assert!(number(&faulty["kl_max"]) > 0.1 && number(&faulty["top1_agreement"]) < 1.0, "{faulty}");
+    fs::write(&saved, &bytes[..last]).expect("written");
+    run(["ppl", plain(tiny()), "--logits", plain(&saved)]).expect(3);
+    let stranger = fixture("tiny-maple-2bit/model-flashhead.safetensors");
+    assert!(run(["ppl", plain(tiny()), "--logits", plain(&stranger)]).expect(3).error().contains("0.ids"));
+}
+
+#[test]
+fn a_bench_record_has_what_a_figure_needs() {
+    let bench = |more: &[&str]| {
+        run(["bench", plain(tiny()), "-p", "40", "-n", "6", "--repetitions", "2"].iter().chain(more))
+            .expect(0)
+    };
+    let record = bench(&["--json"]).json();
+    for pointer in [
+        "/prefill/tokens_per_s",
+        "/prefill/spread/0",
+        "/decode/tokens_per_s",
+        "/decode/spread/1",
+        "/decode/gb_per_s",
+        "/decode/bytes_per_token",
+        "/logits_hash",
+        "/kernels/0",
+        "/machine/cpu",
+        "/machine/memory_total",
+        "/machine/gpus",
+        "/threads",
+        "/file/digest",
+        "/warm_up_seconds",
+        "/repetitions",
+        "/version",
+        "/context",
+    ] {
+        assert!(
+            record.pointer(pointer).is_some_and(|value| !value.is_null()),
+            "{pointer} is missing: {record}"
+        );
+    }
+    let (rate, bytes) =
+        (number(&record["decode"]["tokens_per_s"]), number(&record["decode"]["bytes_per_token"]));
+    assert!((number(&record["decode"]["gb_per_s"]) - rate * bytes / 1e9).abs() < 1e-9 * rate * bytes / 1e9);
+    let hash = |more: &[&str]| bench(&[&["--format", "json"], more].concat()).json()["logits_hash"].clone();
+    assert_eq!(hash(&["-t", "1"]), record["logits_hash"]);
+    assert_eq!(hash(&["-t", "3"]), record["logits_hash"]);
+    assert_ne!(hash(&["--device", "reference"]), record["logits_hash"]);
+    let text = bench(&[]).out;
+    assert!(text.contains("prefill 40") && text.contains("decode 6") && text.contains("GB/s"), "{text}");
+    let markdown = bench(&["--format", "markdown"]).out;
+    assert!(markdown.starts_with("| what | result |\n|---|---|\n| prefill 40 | "), "{markdown}");
+    let decode_only = run(["bench", plain(tiny()), "-p", "0", "-n", "2", "--json"]).expect(0).json();
+    assert!(
+        decode_only["prefill"]["tokens_per_s"].is_null()
+            && number(&decode_only["decode"]["tokens_per_s"]) > 0.0
+    );
+    let prefill_only = run(["bench", plain(tiny()), "-p", "2", "-n", "0", "--json"]).expect(0).json();
+    assert!(
+        prefill_only["decode"]["tokens_per_s"].is_null()
+            && number(&prefill_only["prefill"]["tokens_per_s"]) > 0.0
+    );
+}
+
+#[test]
+fn the_demo_answers_and_can_keep_its_file() {
+    let dir = folder();
+    let keep = dir.path().join("tiny.samara");
+    let demo = run(["demo", "--keep", plain(&keep)]).expect(0);
+    assert!(demo.out.ends_with("\n\n462 + 520 = 982\n"), "{}", demo.out);
+    assert!(demo.err.contains("lossless") && demo.err.contains("samara convert"), "{}", demo.err);
+    assert!(fs::read(&keep).expect("read") == fs::read(tiny()).expect("read"));
+    let other = run(["demo", "-p", "Capital of Greece?"]).expect(0);
+    assert!(other.out.ends_with("The capital of Greece is Athens.\n"), "{}", other.out);
+}
+
+#[test]
+fn doctor_and_devices_say_what_runs() {
+    let doctor = run(["doctor", "--json"]).expect(0).json();
+    let isas = doctor["instruction_sets"].as_array().expect("a list");
+    let chosen = isas.iter().find(|isa| isa["name"] == doctor["chosen"]).expect("the chosen one is listed");
+    assert_eq!(chosen["available"], true);
+    assert!(doctor["kernels"].as_array().is_some_and(|kernels| {
+        kernels.iter().any(|name| name.as_str().is_some_and(|name| name.starts_with("ternary_gemv/")))
+    }));
+    assert!(number(&doctor["machine"]["memory_total"]) > 0.0);
+    // A bench runs the kernels that the doctor names.
+    let bench =
+        run(["bench", plain(tiny()), "-p", "1", "-n", "1", "--repetitions", "1", "--json"]).expect(0).json();
+    let named = |kernels: &Value, op: &str| {
+        kernels
+            .as_array()
+            .expect("a list")
+            .iter()
+            .find(|name| name.as_str().is_some_and(|name| name.starts_with(op)))
+            .cloned()
+    };
+    assert_eq!(named(&bench["kernels"], "ternary_gemv/"), named(&doctor["kernels"], "ternary_gemv/"));
+    let text = run(["doctor"]).expect(0).out;
+    for word in ["cpu", "features", "kernels", "memory", "page size", "gpu"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    let devices = run(["devices", "--json"]).expect(0).json();
+    assert!(
+        devices["backends"]
+            .as_array()
+            .is_some_and(|names| names.contains(&"cpu".into()) && names.contains(&"reference".into()))
+    );
+    assert!(run(["devices"]).expect(0).out.starts_with("cpu "));
+}
+
+#[test]
+fn completions_and_help_are_there_for_everything() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = run(["completions", shell]).expect(0).out;
+        assert!(script.contains("samara") && script.contains("repetition-penalty"), "{shell}");
+    }
+    let top = run(["--help"]).expect(0).out;
+    assert!(top.contains("Exit codes") && top.contains("samara demo"), "{top}");
+    for command in [
+        "convert",
+        "run",
+        "inspect",
+        "verify",
+        "ppl",
+        "bench",
+        "synth",
+        "demo",
+        "devices",
+        "doctor",
+        "completions",
+    ] {
+        assert!(top.contains(command), "{command}: {top}");
+        run([command, "--help"]).expect(0);
+    }
+    for command in ["convert", "run", "inspect", "verify", "ppl", "bench", "synth", "demo", "completions"] {
+        assert!(run([command, "--help"]).expect(0).out.contains("Examples:"), "{command}");
+    }
+    assert!(run(["--version"]).expect(0).out.starts_with("samara 0."));
+}
+
+#[test]
+fn nothing_is_styled_unless_there_is_a_terminal() {
+    for (name, value) in [("TERM", "xterm-256color"), ("TERM", "dumb"), ("NO_COLOR", "1")] {
+        let mut command = samara();
+        command.env(name, value).arg("run").arg(tiny()).args(["-p", "Capital of Greece?", "--temp", "0"]);
+        let output = command.output().expect("the program starts");
+        assert!(!output.stdout.contains(&0x1b) && !output.stderr.contains(&0x1b), "{name}={value}");
+    }
+}

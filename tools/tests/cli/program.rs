@@ -1,0 +1,117 @@
+//! Running the program and looking at what came of it.
+
+use std::{
+    ffi::OsStr,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::OnceLock,
+};
+
+use serde_json::Value;
+
+/// The program, in an environment that does not depend on who runs the tests.
+pub(crate) fn samara() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_samara"));
+    for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TERM", "XDG_STATE_HOME"] {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+/// A run that has ended.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    /// Exit code; `None` when a signal ended it.
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Ran {
+    /// Asserts the exit code and returns itself.
+    pub(crate) fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "stdout: {}\nstderr: {}", self.out, self.err);
+        assert!(!self.err.contains("panicked"), "{}", self.err);
+        self
+    }
+
+    /// Standard output as JSON.
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.out))
+    }
+
+    /// The line that starts with `error: `, and what follows it.
+    pub(crate) fn error(&self) -> &str {
+        let at = self.err.find("error: ").unwrap_or_else(|| panic!("no error in: {}", self.err));
+        &self.err[at..]
+    }
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).expect("output is UTF-8");
+        Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    }
+}
+
+/// Runs with these arguments and nothing on standard input.
+pub(crate) fn run<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Ran {
+    samara().args(args).output().expect("the program starts").into()
+}
+
+/// Runs with this on standard input.
+pub(crate) fn run_with_input<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>, input: &[u8]) -> Ran {
+    let mut command = samara();
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the program starts");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    // The program may end without reading.
+    let _ = stdin.write_all(input);
+    drop(stdin);
+    child.wait_with_output().expect("it ends").into()
+}
+
+/// A file or folder of `tests/fixtures`.
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+}
+
+/// The tiny model, converted once.
+pub(crate) fn tiny() -> &'static Path {
+    static TINY: OnceLock<PathBuf> = OnceLock::new();
+    TINY.get_or_init(|| {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tiny.samara");
+        convert(&fixture("tiny-maple-2bit"), &path, &["--force"]).expect(0);
+        path
+    })
+}
+
+/// Converts a checkpoint.
+pub(crate) fn convert(checkpoint: &Path, out: &Path, more: &[&str]) -> Ran {
+    let mut command = samara();
+    command.arg("convert").arg(checkpoint).arg("-o").arg(out).args(more);
+    command.output().expect("the program starts").into()
+}
+
+/// A copy of a folder's files.
+pub(crate) fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("a folder");
+    for entry in std::fs::read_dir(from).expect("a folder") {
+        let entry = entry.expect("an entry");
+        std::fs::copy(entry.path(), to.join(entry.file_name())).expect("copied");
+    }
+}
+
+/// The name of an unfinished file.
+pub(crate) fn part_of(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".part");
+    name.into()
+}
+
+/// A temporary folder.
+pub(crate) fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary folder")
+}
