@@ -48,8 +48,7 @@ pub fn model(fixture: Fixture) -> Arc<Model> {
     let open = || {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let path = dir.path().join("model.samara");
-        let mut options = Options::default();
-        options.window = fixture.window();
+        let options = Options { window: fixture.window(), ..Options::default() };
         let plan = plan(&fixture.checkpoint(), &options).expect("a sound checkpoint");
         convert(&plan, &path, &options, &Quiet, &AtomicBool::new(false)).expect("converts");
         // Read, not mapped: the folder goes away here.

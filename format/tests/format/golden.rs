@@ -104,7 +104,7 @@ fn write(path: &Path) {
 }
 
 #[test]
-#[ignore = "writes the golden file anew: only together with a new format version"]
+#[ignore = "optional: writes the golden file anew, only together with a new format version"]
 fn renew() {
     write(&golden());
 }

@@ -268,7 +268,7 @@ fn on_small_disk(megabytes: u32, script: &str) -> Option<Ran> {
             return Some(ran);
         }
     }
-    println!("skipped: a small file system cannot be mounted here");
+    crate::program::skip("a small file system cannot be mounted here");
     None
 }
 

@@ -20,6 +20,12 @@ pub(crate) fn samara() -> Command {
     command
 }
 
+/// Leaves a test out and says why. Where everything must run, `SAMARA_NO_SKIPS` makes that a failure.
+pub(crate) fn skip(reason: &str) {
+    assert!(std::env::var_os("SAMARA_NO_SKIPS").is_none(), "cannot run: {reason}");
+    println!("skipped: {reason}");
+}
+
 /// A run that has ended.
 #[derive(Debug)]
 pub(crate) struct Ran {

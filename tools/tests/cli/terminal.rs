@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::program::{folder, samara, tiny};
+use crate::program::{folder, samara, skip, tiny};
 
 /// Starts the program on a terminal of its own; `None` where there is no `script`.
 fn on_terminal(arguments: &str, environment: &[(&str, &str)]) -> Option<Child> {
@@ -17,7 +17,7 @@ fn on_terminal(arguments: &str, environment: &[(&str, &str)]) -> Option<Child> {
     command.env_remove("NO_COLOR").env("TERM", "xterm").envs(environment.iter().copied());
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     if child.is_err() {
-        println!("skipped: there is no `script` to make a terminal");
+        skip("there is no `script` to make a terminal");
     }
     child.ok()
 }
