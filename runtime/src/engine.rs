@@ -6,6 +6,7 @@ use crate::{
     backend::{Activations, Backend, Footprint, KernelId, Limits, Segment, Sequence, Step, backends},
     error::Error,
     model::Model,
+    spec::BlockSpec,
 };
 
 /// Where to run.
@@ -85,7 +86,7 @@ impl EngineOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The backend's name.
-    pub backend: &'static str,
+    pub backend: String,
     /// Labels of the blocks: `embed`, `layer 0`, …, `head`.
     pub blocks: Vec<String>,
     /// Kernels that run them, without repeats.
@@ -118,6 +119,8 @@ pub struct Engine {
     limits: Limits,
     placements: Vec<Placement>,
     segments: Vec<Box<dyn Segment>>,
+    /// Positions cached in each slot.
+    lens: Vec<usize>,
     io: Activations,
 }
 
@@ -144,7 +147,7 @@ impl Engine {
             let blocks = &blocks[run.blocks];
             segments.push(run.backend.compile(&model, blocks, &limits)?);
             placements.push(Placement {
-                backend: run.backend.name(),
+                backend: run.backend.name().to_owned(),
                 blocks: blocks.iter().map(|block| block.label()).collect(),
                 kernels: run.kernels,
             });
@@ -154,7 +157,8 @@ impl Engine {
             hidden: vec![0.0; limits.max_batch * architecture.hidden_size],
             logits: vec![0.0; limits.max_logit_rows * architecture.vocab_size],
         };
-        Ok(Engine { model, limits, placements, segments, io })
+        let lens = vec![0; limits.n_slots];
+        Ok(Engine { model, limits, placements, segments, lens, io })
     }
 
     /// The model.
@@ -175,27 +179,38 @@ impl Engine {
     /// Runs one step and returns its logits, `[n_logit_rows, vocab_size]`, token order.
     ///
     /// # Errors
-    /// A token outside the vocabulary, a position past the context, or non-finite values inside.
+    /// A token outside the vocabulary or a position past the context, which leave every slot as it was; or
+    /// non-finite values inside, which leave the step's slots empty.
     ///
     /// # Panics
     /// When the step itself is malformed: no tokens, more than `max_batch`, a slot out of range or used
-    /// twice, more logits than `max_logit_rows`.
+    /// twice, a position that is not the end of the slot's cache, more logits than `max_logit_rows`.
     pub fn forward(&mut self, step: &Step<'_>) -> Result<&[f32], Error> {
         let n_logit_rows = self.check(step)?;
-        let architecture = self.model.architecture();
         for segment in &mut self.segments {
-            segment.forward(step, &mut self.io)?;
+            if let Err(error) = segment.forward(step, &mut self.io) {
+                // Some layers have cached these tokens and others not: nothing of it can be trusted.
+                for sequence in step.sequences {
+                    self.rewind(sequence.slot, 0);
+                }
+                return Err(error);
+            }
         }
-        Ok(&self.io.logits[..n_logit_rows * architecture.vocab_size])
+        for sequence in step.sequences {
+            self.lens[sequence.slot] = sequence.position + sequence.tokens.len();
+        }
+        Ok(&self.io.logits[..n_logit_rows * self.model.architecture().vocab_size])
     }
 
-    /// Residual after the last step's final layer, `[n_tokens, hidden_size]`: for tests and probes.
-    pub fn hidden(&self) -> &[f32] {
-        &self.io.hidden
+    /// Positions cached in a slot.
+    pub fn cached(&self, slot: usize) -> usize {
+        self.lens[slot]
     }
 
-    /// Forgets the positions of a slot from `len` on; `false` when the caller must start from 0.
+    /// Forgets the positions of a slot from `len` on. `false` when a window no longer holds what that
+    /// needs: the slot is then empty.
     pub fn rewind(&mut self, slot: usize, len: usize) -> bool {
+        let len = len.min(self.lens[slot]);
         let mut kept = true;
         for segment in &mut self.segments {
             kept &= segment.rewind(slot, len);
@@ -205,6 +220,7 @@ impl Engine {
                 segment.rewind(slot, 0);
             }
         }
+        self.lens[slot] = if kept { len } else { 0 };
         kept
     }
 
@@ -218,6 +234,7 @@ impl Engine {
             let Sequence { slot, position, tokens, logits: _ } = *sequence;
             assert!(slot < limits.n_slots && !tokens.is_empty(), "slot {slot}, {} tokens", tokens.len());
             assert!(step.sequences[..i].iter().all(|other| other.slot != slot), "slot {slot} used twice");
+            assert_eq!(position, self.lens[slot], "the next position of slot {slot}");
             let (end, max) = (position + tokens.len(), self.model.architecture().max_context);
             if end > limits.context {
                 return Err(Error::PromptTooLong { prompt: end, context: limits.context, max });
@@ -233,7 +250,7 @@ impl Engine {
     }
 }
 
-/// Blocks given to one backend.
+/// Consecutive blocks given to one backend.
 struct Run<'a> {
     backend: &'a dyn Backend,
     blocks: std::ops::Range<usize>,
@@ -250,39 +267,48 @@ fn place<'a>(
     if options.context > max || options.context == 0 {
         return Err(Error::ContextTooLarge { context: options.context, max });
     }
-    let mut runs: Vec<Run<'a>> = Vec::new();
+    let mut runs: Vec<(usize, Run<'a>)> = Vec::new();
     for (i, block) in model.architecture().blocks.iter().enumerate() {
-        let mut reasons = Vec::new();
-        let chosen = available
-            .iter()
-            .filter(|backend| options.device == Device::Auto || backend.name() == options.device.name())
-            .find_map(|backend| match backend.supports(block) {
-                Ok(kernels) => Some((backend.as_ref(), kernels)),
-                Err(reason) => {
-                    reasons.push(format!("{}: {reason}", backend.name()));
-                    None
-                }
-            });
-        let Some((backend, kernels)) = chosen else {
-            if reasons.is_empty() {
-                reasons.push("this build has no such backend; use --device cpu or --device auto".to_owned());
-            }
-            let (block, device) = (block.label(), options.device.name().to_owned());
-            return Err(Error::Unsupported { block, device, reason: reasons.join("; ") });
-        };
+        let (index, kernels) = choose(block, options.device, available)?;
         match runs.last_mut() {
-            Some(run) if run.backend.name() == backend.name() => {
+            Some((last, run)) if *last == index => {
                 run.blocks.end = i + 1;
                 run.kernels.extend(kernels);
             }
-            _ => runs.push(Run { backend, blocks: i..i + 1, kernels }),
+            _ => runs.push((index, Run { backend: available[index].as_ref(), blocks: i..i + 1, kernels })),
         }
     }
-    for run in &mut runs {
-        run.kernels.sort();
-        run.kernels.dedup();
+    Ok(runs
+        .into_iter()
+        .map(|(_, mut run)| {
+            run.kernels.sort();
+            run.kernels.dedup();
+            run
+        })
+        .collect())
+}
+
+/// Index of the first backend that the device allows and that supports the block, and its kernels.
+fn choose(
+    block: &BlockSpec,
+    device: Device,
+    available: &[Box<dyn Backend>],
+) -> Result<(usize, Vec<KernelId>), Error> {
+    let mut reasons = Vec::new();
+    for (index, backend) in available.iter().enumerate() {
+        if device != Device::Auto && backend.name() != device.name() {
+            continue;
+        }
+        match backend.supports(block) {
+            Ok(kernels) => return Ok((index, kernels)),
+            Err(reason) => reasons.push(format!("{}: {reason}", backend.name())),
+        }
     }
-    Ok(runs)
+    if reasons.is_empty() {
+        reasons.push("this build has no such backend; use --device cpu or --device auto".to_owned());
+    }
+    let (block, device) = (block.label(), device.name().to_owned());
+    Err(Error::Unsupported { block, device, reason: reasons.join("; ") })
 }
 
 /// Sums what the model would need with these options, without allocating it.
@@ -297,12 +323,9 @@ pub fn memory_plan(model: &Model, options: &EngineOptions) -> Result<MemoryPlan,
     let mut plan =
         MemoryPlan { weights: model.file().index().file_len(), kv: 0, scratch: 0, context: options.context };
     for run in &runs {
-        let mut scratch = 0;
-        for block in &architecture.blocks[run.blocks.clone()] {
-            let need: Footprint = run.backend.footprint(block, architecture.hidden_size, &limits);
-            plan.kv += need.kv;
-            scratch = scratch.max(need.scratch);
-        }
+        let blocks = &architecture.blocks[run.blocks.clone()];
+        let Footprint { kv, scratch } = run.backend.footprint(blocks, architecture.hidden_size, &limits);
+        plan.kv += kv;
         plan.scratch += scratch;
     }
     let io = limits.max_batch * architecture.hidden_size + limits.max_logit_rows * architecture.vocab_size;

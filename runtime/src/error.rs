@@ -124,6 +124,18 @@ pub enum Error {
         /// Which values.
         what: &'static str,
     },
+    /// NaN or infinity after the last router: in the last layer's experts or the final norm.
+    #[error(
+        "the head's input holds NaN or infinity, from the last layer or the final norm; run `samara verify` on the \
+         file"
+    )]
+    NonFiniteHead,
+    /// Logits that are NaN or +infinity.
+    #[error("the logits at position {position} hold NaN or infinity; run `samara verify` on the file")]
+    NonFiniteLogits {
+        /// Position in the text.
+        position: usize,
+    },
     /// The thread pool could not be made.
     #[error("cannot start {threads} threads: {reason}")]
     Threads {

@@ -20,7 +20,7 @@ pub struct Request<'a> {
     pub prompt: &'a [u32],
     /// How to choose tokens.
     pub sampler: SamplerSpec,
-    /// Texts that end the answer; they are not part of it.
+    /// Texts that end the answer; they are not part of it. Reasoning may contain them.
     pub stop: &'a [String],
     /// Tokens that end the answer; they are not part of it.
     pub stop_ids: &'a [u32],
@@ -73,8 +73,7 @@ pub fn generate(
     on_event: &mut dyn FnMut(Event),
 ) -> Result<Outcome, Error> {
     let mut sampler = Sampler::new(request.sampler.clone())?;
-    let mut text = TextStream::new(request.stop)?;
-    let mut split = request.split.clone();
+    let mut reply = Reply::new(request)?;
     let mut logits = Vec::new();
     let start = Instant::now();
     let prefill = session.prefill(engine, request.prompt, &mut logits, cancel)?;
@@ -105,9 +104,8 @@ pub fn generate(
         if request.stop_ids.contains(&token) {
             break Finish::Stop;
         }
-        let certain = text.push(tokenizer.token_bytes(token));
-        split.push(&certain).into_iter().for_each(&mut *on_event);
-        if text.stopped_by().is_some() {
+        reply.push(tokenizer.token_bytes(token), on_event);
+        if reply.stopped() {
             break Finish::Stop;
         }
         if session.tokens().len() == engine.limits().context {
@@ -118,8 +116,101 @@ pub fn generate(
         }
         session.decode(engine, token, &mut logits)?;
     };
-    let rest = text.finish();
-    split.push(&rest).into_iter().chain(split.finish()).for_each(on_event);
+    reply.finish(on_event);
+    if reply.stopped() {
+        outcome.finish = Finish::Stop;
+    }
     outcome.decode_time = start.elapsed();
     Ok(outcome)
+}
+
+/// Bytes of tokens on their way to events: whole characters, reasoning apart, stop texts in the answer.
+struct Reply {
+    characters: TextStream,
+    split: ReasoningSplit,
+    answer: TextStream,
+}
+
+impl Reply {
+    fn new(request: &Request<'_>) -> Result<Self, Error> {
+        Ok(Reply {
+            characters: TextStream::new(&[])?,
+            split: request.split.clone(),
+            answer: TextStream::new(request.stop)?,
+        })
+    }
+
+    fn push(&mut self, bytes: &[u8], on_event: &mut dyn FnMut(Event)) {
+        let text = self.characters.push(bytes);
+        let events = self.split.push(&text);
+        self.give(events, on_event);
+    }
+
+    fn finish(&mut self, on_event: &mut dyn FnMut(Event)) {
+        let text = self.characters.finish();
+        let mut events = self.split.push(&text);
+        events.extend(self.split.finish());
+        self.give(events, on_event);
+        let rest = self.answer.finish();
+        if !rest.is_empty() {
+            on_event(Event::Answer(rest));
+        }
+    }
+
+    fn stopped(&self) -> bool {
+        self.answer.stopped_by().is_some()
+    }
+
+    fn give(&mut self, events: Vec<Event>, on_event: &mut dyn FnMut(Event)) {
+        for event in events {
+            let event = match event {
+                Event::Answer(text) => Event::Answer(self.answer.push(text.as_bytes())),
+                Event::Reasoning(text) => Event::Reasoning(text),
+            };
+            if !matches!(&event, Event::Answer(text) if text.is_empty()) {
+                on_event(event);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reasoning, answer, and whether a stop text ended it.
+    fn check(texts: &[&str], stop: &[&str], split: ReasoningSplit, wanted: (&str, &str, bool)) {
+        let stop: Vec<String> = stop.iter().map(|text| (*text).to_owned()).collect();
+        let request = Request {
+            prompt: &[],
+            sampler: SamplerSpec::default(),
+            stop: &stop,
+            stop_ids: &[],
+            max_tokens: None,
+            split,
+        };
+        let mut reply = Reply::new(&request).expect("sound stop texts");
+        let (mut reasoning, mut answer) = (String::new(), String::new());
+        let mut on_event = |event| match event {
+            Event::Reasoning(text) => reasoning.push_str(&text),
+            Event::Answer(text) => answer.push_str(&text),
+        };
+        for text in texts {
+            reply.push(text.as_bytes(), &mut on_event);
+        }
+        reply.finish(&mut on_event);
+        let stopped = reply.stopped();
+        assert_eq!((reasoning.as_str(), answer.as_str(), stopped), wanted, "{texts:?} {stop:?}");
+    }
+
+    #[test]
+    fn stop_texts_end_the_answer_and_not_the_reasoning() {
+        let texts = ["a+b\n</th", "ink>\n\nc", "+", "d"];
+        check(&texts, &["+"], ReasoningSplit::new(true), ("a+b", "c", true));
+        check(&texts, &["c+d"], ReasoningSplit::new(true), ("a+b", "", true));
+        check(&texts, &["d+"], ReasoningSplit::new(true), ("a+b", "c+d", false));
+        check(&texts, &[], ReasoningSplit::new(true), ("a+b", "c+d", false));
+        check(&texts, &["+"], ReasoningSplit::off(), ("", "a", true));
+        check(&["a", "+"], &["+"], ReasoningSplit::new(true), ("a+", "", false));
+    }
 }

@@ -5,7 +5,10 @@
 //! keys before its first query reads: the oldest key that query needs is still there. Getting this
 //! wrong is easy to miss; a prompt of 511, 512, 513 tokens, then 3, then 600 shows it.
 
-use crate::{backend::Limits, spec::AttnSpec};
+use crate::{
+    backend::Limits,
+    spec::{AttnSpec, BlockSpec, LayerSpec},
+};
 
 /// Keys and values of one layer, all slots. `[slot, kv_head, position % capacity, head_dim]`, f32.
 #[derive(Debug)]
@@ -16,7 +19,7 @@ pub(crate) struct KvCache {
     head_dim: usize,
     capacity: usize,
     window: Option<usize>,
-    /// Per slot, one past the highest position ever written since the last restart at 0.
+    /// Per slot, one past the highest position written since it was last emptied.
     written: Vec<usize>,
 }
 
@@ -28,10 +31,20 @@ fn capacity(window: Option<usize>, context: usize, max_batch: usize) -> usize {
     }
 }
 
-/// Bytes of the cache of one layer.
-pub(crate) fn bytes(attn: &AttnSpec, limits: &Limits) -> u64 {
-    let capacity = capacity(attn.window, limits.context, limits.max_batch) as u64;
-    limits.n_slots as u64 * (attn.n_kv_heads * attn.head_dim) as u64 * capacity * 2 * size_of::<f32>() as u64
+/// Bytes of the caches of all layers among `blocks`.
+pub(crate) fn bytes_of(blocks: &[BlockSpec], limits: &Limits) -> u64 {
+    let of = |block: &BlockSpec| match block {
+        BlockSpec::Layer(LayerSpec { index: _, attn, moe: _ }) => {
+            let capacity = capacity(attn.window, limits.context, limits.max_batch) as u64;
+            limits.n_slots as u64
+                * (attn.n_kv_heads * attn.head_dim) as u64
+                * capacity
+                * 2
+                * size_of::<f32>() as u64
+        }
+        BlockSpec::Embed(_) | BlockSpec::Head(_) => 0,
+    };
+    blocks.iter().map(of).sum()
 }
 
 impl KvCache {
@@ -74,8 +87,7 @@ impl KvCache {
             self.k[at..at + dim].copy_from_slice(&k[head.clone()]);
             self.v[at..at + dim].copy_from_slice(&v[head]);
         }
-        let written = &mut self.written[slot];
-        *written = if position == 0 { 1 } else { (*written).max(position + 1) };
+        self.written[slot] = self.written[slot].max(position + 1);
     }
 
     /// First key that the query at `position` sees.

@@ -10,7 +10,7 @@ use crate::{
 /// `[n, vocab_size]`. Tokens beyond the context start again at position 0.
 ///
 /// # Errors
-/// What [`Engine::forward`] reports.
+/// What [`Engine::forward`] reports; [`Error::NonFiniteLogits`] for logits that are NaN or +infinity.
 pub fn score(
     engine: &mut Engine,
     tokens: &[u32],
@@ -24,7 +24,11 @@ pub fn score(
             let position = step * batch;
             let sequence = Sequence { slot: 0, position, tokens: chunk, logits: Logits::All };
             let rows = engine.forward(&Step { sequences: &[sequence] })?;
-            on_rows(window * limits.context + position, rows);
+            let first = window * limits.context + position;
+            if let Some(at) = rows.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+                return Err(Error::NonFiniteLogits { position: first + at / (rows.len() / chunk.len()) });
+            }
+            on_rows(first, rows);
         }
     }
     Ok(())
@@ -46,14 +50,22 @@ pub struct Divergence {
     pub same_top1: bool,
 }
 
-/// Compares two rows of logits of equal length.
+/// Compares two rows of logits of equal length. A logit of -infinity is a token left out: where both rows
+/// leave it out it adds nothing, where only `q` does the divergence is infinite. A NaN anywhere makes both numbers NaN and the argmaxes differ.
 pub fn divergence(p: &[f32], q: &[f32]) -> Divergence {
     assert_eq!(p.len(), q.len(), "rows of one vocabulary");
+    if p.iter().chain(q).any(|logit| logit.is_nan()) {
+        return Divergence { kl: f64::NAN, max_abs: f64::NAN, same_top1: false };
+    }
     let (p_sum, q_sum) = (log_sum_exp(p), log_sum_exp(q));
     let mut kl = 0.0;
     let mut max_abs = 0.0f64;
     for (&p, &q) in p.iter().zip(q) {
         let (p, q) = (f64::from(p), f64::from(q));
+        if p == f64::NEG_INFINITY {
+            max_abs = if q == p { max_abs } else { f64::INFINITY };
+            continue;
+        }
         max_abs = max_abs.max((p - q).abs());
         let log_p = p - p_sum;
         kl += log_p.exp() * (log_p - (q - q_sum));
@@ -89,6 +101,11 @@ mod tests {
         assert!(!half.same_top1);
         let same = divergence(&[1.0, 2.0, -5.0], &[1.0, 2.0, -5.0]);
         assert!(same.kl.abs() < 1e-15 && same.max_abs == 0.0 && same.same_top1);
+        let left_out = divergence(&[0.0, f32::NEG_INFINITY, 0.0], &[0.0, f32::NEG_INFINITY, 0.0]);
+        assert!(left_out.kl == 0.0 && left_out.max_abs == 0.0 && left_out.same_top1);
+        assert_eq!(divergence(&[0.0, 0.0], &[0.0, f32::NEG_INFINITY]).kl, f64::INFINITY);
+        let nan = divergence(&[0.0, 0.0, 1.0], &[0.0, f32::NAN, 1.0]);
+        assert!(nan.kl.is_nan() && nan.max_abs.is_nan() && !nan.same_top1);
         // A constant shift changes no probability.
         let shifted = divergence(&[1.0, 2.0], &[11.0, 12.0]);
         assert!(shifted.kl.abs() < 1e-6 && shifted.max_abs == 10.0);

@@ -92,33 +92,26 @@ impl Session {
         logits: &mut Vec<f32>,
     ) -> Result<(), Error> {
         let sequence = Sequence { slot: self.slot, position: self.tokens.len(), tokens, logits: wanted };
-        let result = engine.forward(&Step { sequences: &[sequence] });
+        let result = engine.forward(&Step { sequences: &[sequence] }).map(|rows| {
+            if wanted != Logits::None {
+                logits.clear();
+                logits.extend_from_slice(rows);
+            }
+        });
         match result {
-            Ok(rows) => {
-                if wanted != Logits::None {
-                    logits.clear();
-                    logits.extend_from_slice(rows);
-                }
-                self.tokens.extend_from_slice(tokens);
-                Ok(())
-            }
-            // Some layers may have cached these tokens and others not: nothing of it can be trusted.
-            Err(error) => {
-                self.clear(engine);
-                Err(error)
-            }
+            Ok(()) => self.tokens.extend_from_slice(tokens),
+            // What a failed step leaves is the engine's to say: everything before it, or nothing.
+            Err(_) => self.tokens.truncate(engine.cached(self.slot)),
         }
+        result
     }
 
     /// Keeps the common prefix, less one token when the prompt adds none: its logits are wanted.
     fn rewind_to_common(&mut self, engine: &mut Engine, prompt: &[u32]) -> usize {
         let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let keep = common.min(prompt.len() - 1);
-        let keep = if keep == self.tokens.len() || engine.rewind(self.slot, keep) { keep } else { 0 };
-        if keep == 0 {
-            engine.rewind(self.slot, 0);
-        }
-        self.tokens.truncate(keep);
-        keep
+        engine.rewind(self.slot, keep);
+        self.tokens.truncate(engine.cached(self.slot));
+        self.tokens.len()
     }
 }

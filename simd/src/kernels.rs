@@ -239,7 +239,7 @@ impl Kernels {
         QuantizedRow::new(q, scales, offsets)
     }
 
-    /// `out = weight * x / sqrt(mean(x^2) + eps)`, all f32 `[n]`.
+    /// `out = weight * x / sqrt(mean(x^2) + eps)`, all f32 `[n]`; NaN where the mean overflows.
     ///
     /// # Panics
     /// If lengths differ.

@@ -89,6 +89,57 @@ fn several_sequences_in_one_step_equal_each_alone() {
 }
 
 #[test]
+fn a_step_may_mix_decoding_prefilling_and_scoring() {
+    for device in [Device::Reference, Device::Cpu] {
+        let ids = ids(230);
+        let mut engine = engine(Fixture::Stress, &options(device, 2, 64, 3));
+        let expected: Vec<Vec<f32>> =
+            [100, 101, 30].iter().map(|&n| after(&mut engine, &ids[..n], &[n])).collect();
+        engine.rewind(0, 0);
+        // Slot 2 is far past its ring and decodes one token at a time; slot 0 prefills beside it; slot 1 starts
+        // in between and wants the logits of all its tokens.
+        let mut position = 0;
+        let run = |engine: &mut Engine, sequences: &[Sequence<'_>]| {
+            engine.forward(&Step { sequences }).expect("runs").to_vec()
+        };
+        let sequence = |slot, from: usize, to: usize, logits| Sequence {
+            slot,
+            position: from,
+            tokens: &ids[from..to],
+            logits,
+        };
+        while position < 99 {
+            let end = (position + 40).min(99);
+            run(&mut engine, &[sequence(2, position, end, Logits::None)]);
+            position = end;
+        }
+        let mixed = run(
+            &mut engine,
+            &[
+                sequence(0, 0, 27, Logits::None),
+                sequence(2, 99, 100, Logits::Last),
+                sequence(1, 0, 3, Logits::All),
+            ],
+        );
+        let vocab_size = expected[0].len();
+        assert_eq!(mixed.len(), 4 * vocab_size, "{device:?}");
+        assert_eq!(mixed[..vocab_size], expected[0], "{device:?}: decoding beside others");
+        let mixed =
+            run(&mut engine, &[sequence(2, 100, 101, Logits::Last), sequence(0, 27, 30, Logits::Last)]);
+        assert_eq!(mixed[..vocab_size], expected[1], "{device:?}: decoding on");
+        assert_eq!(mixed[vocab_size..], expected[2], "{device:?}: prefilled in two steps beside others");
+    }
+}
+
+#[test]
+#[should_panic(expected = "the next position of slot 0")]
+fn a_step_that_leaves_a_hole_is_a_bug() {
+    let mut engine = engine(Fixture::Stress, &options(Device::Cpu, 1, 8, 1));
+    let sequence = Sequence { slot: 0, position: 5, tokens: &[1], logits: Logits::Last };
+    let _ = engine.forward(&Step { sequences: &[sequence] });
+}
+
+#[test]
 fn a_session_rewinds_to_the_common_prefix() {
     let mut engine = engine(Fixture::Tiny, &options(Device::Cpu, 2, 128, 1));
     let (mut session, mut logits) = (Session::new(0), Vec::new());

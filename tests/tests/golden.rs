@@ -1,11 +1,17 @@
 //! The backends against the exact function, through converted files.
 
-use samara_runtime::{Activations, Device, Engine, EngineOptions, Limits, Logits, Sequence, Step, backends};
-use samara_tests::{Fixture, Golden, compare_rows, engine, golden, model};
+use std::sync::Arc;
+
+use samara_format::{Access, Metadata, TensorSpec};
+use samara_runtime::{
+    Activations, Device, Engine, EngineOptions, Limits, Logits, Model, Sequence, Step, backends,
+};
+use samara_tests::{Fixture, Golden, compare_rows, engine, golden, model, rewrite};
 
 /// What a backend may differ from the exact logits by. Reference: f32 rounding only. CPU: int8
 /// activations, one scale for 16 inputs. Its largest difference is at tokens the model finds hopeless,
-/// whose logits are tens below the best, so the KL is the bound that means something.
+/// whose logits are tens below the best, so the KL is the bound that means something. The stress model is random:
+/// its routers are near ties, so rounding changes experts, and its bound only tells the same function from another.
 struct Tolerance {
     max_abs: f64,
     mean_kl: f64,
@@ -49,16 +55,38 @@ fn check(fixture: Fixture, file: &str, device: Device, tolerance: &Tolerance) {
 const TINY_EXACT: Tolerance = Tolerance { max_abs: 1e-4, mean_kl: 1e-11, hidden: 1e-5 };
 const STRESS_EXACT: Tolerance = Tolerance { max_abs: 1e-4, mean_kl: 1e-10, hidden: 1e-5 };
 
+const TINY_INT8: Tolerance = Tolerance { max_abs: 0.5, mean_kl: 1e-6, hidden: 0.0 };
+const STRESS_INT8: Tolerance = Tolerance { max_abs: 5.0, mean_kl: 4e-2, hidden: 0.0 };
+
 #[test]
 fn reference_equals_the_exact_function() {
     check(Fixture::Tiny, "tiny-maple", Device::Reference, &TINY_EXACT);
     check(Fixture::Stress, "stress-maple", Device::Reference, &STRESS_EXACT);
+    check(Fixture::StressHf, "stress-maple", Device::Reference, &STRESS_EXACT);
     check(Fixture::StressWindow17, "stress-maple-window17", Device::Reference, &STRESS_EXACT);
 }
 
 #[test]
 fn cpu_is_close_to_the_exact_function() {
-    check(Fixture::Tiny, "tiny-maple", Device::Cpu, &Tolerance { max_abs: 0.5, mean_kl: 1e-6, hidden: 0.0 });
+    check(Fixture::Tiny, "tiny-maple", Device::Cpu, &TINY_INT8);
+    check(Fixture::Stress, "stress-maple", Device::Cpu, &STRESS_INT8);
+    check(Fixture::StressWindow17, "stress-maple-window17", Device::Cpu, &STRESS_INT8);
+}
+
+#[test]
+fn a_clamp_that_does_not_bind_is_noticed() {
+    // The planted fault of the comparison on the CPU: the stress model's gates go to 69, the clamp is at 7.
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("unclamped.samara");
+    let unclamp = |metadata: &mut Metadata, _: &mut Vec<TensorSpec>| {
+        metadata.insert("model.gate_max", 1e9);
+    };
+    rewrite(model(Fixture::Stress).file(), &path, unclamp, |_, _| {});
+    let unclamped = Arc::new(Model::open(&path, Access::Read).expect("opens"));
+    let mut engine = Engine::new(unclamped, &options(Device::Cpu, 48)).expect("compiles");
+    let (kl, _) = measure(&mut engine, &golden("stress-maple"));
+    println!("unclamped: mean KL {kl:.3e}");
+    assert!(kl > 5.0 * STRESS_INT8.mean_kl, "KL {kl}");
 }
 
 #[test]
@@ -69,14 +97,16 @@ fn one_key_more_is_noticed() {
     assert!(kl > 1e3 * STRESS_EXACT.mean_kl && max_abs > STRESS_EXACT.max_abs, "KL {kl}, max abs {max_abs}");
 }
 
-/// Runs block by block, each a segment of its own, and compares the residual after every layer.
-fn check_hidden(fixture: Fixture, file: &str, tolerance: &Tolerance) {
+/// Largest relative difference of a residual at the last position, over all layers and sequences, and where.
+/// Runs block by block, each a segment of its own.
+fn hidden_difference(fixture: Fixture, file: &str) -> (f32, String) {
     let model = model(fixture);
     let backends = backends();
     let backend = backends.iter().find(|backend| backend.name() == "reference").expect("a reference backend");
     let architecture = model.architecture();
     let n_layers = architecture.blocks.len() - 2;
     let limits = Limits { threads: 1, n_slots: 1, context: 512, max_batch: 512, max_logit_rows: 1 };
+    let mut worst = (0.0, String::new());
     for golden in golden(file) {
         let sequence = Sequence { slot: 0, position: 0, tokens: &golden.ids, logits: Logits::Last };
         let step = Step { sequences: &[sequence] };
@@ -96,20 +126,27 @@ fn check_hidden(fixture: Fixture, file: &str, tolerance: &Tolerance) {
             let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| x * x).sum::<f32>().sqrt();
             let difference =
                 norm(&mut exact.iter().zip(last).map(|(a, b)| a - b)) / norm(&mut exact.iter().copied());
-            assert!(
-                difference <= tolerance.hidden,
-                "{fixture:?}, {} tokens, {}: relative difference {difference}",
-                golden.ids.len(),
-                block.label()
-            );
+            if difference > worst.0 {
+                worst = (difference, format!("{fixture:?}, {} tokens, {}", golden.ids.len(), block.label()));
+            }
         }
     }
+    worst
 }
 
 #[test]
 fn reference_residuals_equal_after_each_layer() {
-    check_hidden(Fixture::Tiny, "tiny-maple", &TINY_EXACT);
-    check_hidden(Fixture::Stress, "stress-maple", &STRESS_EXACT);
+    for (fixture, file, tolerance) in [
+        (Fixture::Tiny, "tiny-maple", &TINY_EXACT),
+        (Fixture::Stress, "stress-maple", &STRESS_EXACT),
+        (Fixture::StressWindow17, "stress-maple-window17", &STRESS_EXACT),
+    ] {
+        let (difference, place) = hidden_difference(fixture, file);
+        println!("residuals of {file}: {difference:.2e} at most, {place}");
+        assert!(difference <= tolerance.hidden, "{place}: relative difference {difference}");
+    }
+    // The planted fault: one key more.
+    assert!(hidden_difference(Fixture::StressWindow17, "stress-maple").0 > 100.0 * STRESS_EXACT.hidden);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc, sync::atomic::AtomicBool};
 
 use samara_format::{Access, Dtype, Metadata, TensorSpec, Value};
 use samara_runtime::{
-    Device, Engine, EngineOptions, Error, Model, Session, check_memory, largest_context, memory_plan,
+    Device, Engine, EngineOptions, Error, Model, Session, check_memory, largest_context, memory_plan, score,
 };
 use samara_tests::{Fixture, model, rewrite};
 use tempfile::TempDir;
@@ -93,29 +93,62 @@ fn a_token_map_that_repeats_a_token_is_refused() {
     }
 }
 
+/// The error of a prefill on the tiny model with `bits` at the beginning of a tensor (its last two bytes of
+/// row scales when `scale`).
+fn damage(tensor: &'static str, at_end: bool, bits: u16, device: Device) -> Error {
+    let patch = |name: &str, bytes: &mut Vec<u8>| {
+        if name == tensor {
+            let at = if at_end { bytes.len() - 512 } else { 0 };
+            bytes[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+        }
+    };
+    let model = Arc::new(open(|_, _| {}, patch).expect("opens"));
+    let options = EngineOptions { device, ..EngineOptions::default() };
+    let mut engine = Engine::new(Arc::clone(&model), &options).expect("compiles");
+    let mut session = Session::new(0);
+    let result = session.prefill(&mut engine, &[1, 2, 3], &mut Vec::new(), &AtomicBool::new(false));
+    assert!(session.tokens().is_empty() && engine.cached(0) == 0, "a failed step leaves nothing cached");
+    result.expect_err("refused")
+}
+
+const NAN: u16 = 0x7fc0;
+const HUGE: u16 = 0x7f00; // 1.7e38
+
 #[test]
 fn not_a_number_names_the_layer() {
-    // A bf16 NaN in a row of the router, and in norms before and after attention.
-    for (tensor, layer) in [("layers.2.router", 2), ("layers.5.ffn_norm", 5), ("layers.4.attn_norm", 4)] {
-        let patch = |name: &str, bytes: &mut Vec<u8>| {
-            if name == tensor {
-                bytes[..2].copy_from_slice(&0x7fc0u16.to_le_bytes());
-            }
-        };
-        let model = Arc::new(open(|_, _| {}, patch).expect("opens"));
-        for device in [Device::Cpu, Device::Reference] {
-            let options = EngineOptions { device, ..EngineOptions::default() };
-            let mut engine = Engine::new(Arc::clone(&model), &options).expect("compiles");
-            let mut session = Session::new(0);
-            let result = session.prefill(&mut engine, &[1, 2, 3], &mut Vec::new(), &AtomicBool::new(false));
-            let error = result.expect_err("refused");
+    for device in [Device::Cpu, Device::Reference] {
+        // A row of the router, norms before and after attention, and a row scale whose products overflow the
+        // next norm: the 256 row scales of `o` are the last 512 bytes of its tensor.
+        for (tensor, at_end, bits, layer) in [
+            ("layers.2.router", false, NAN, 2),
+            ("layers.5.ffn_norm", false, NAN, 5),
+            ("layers.4.attn_norm", false, NAN, 4),
+            ("layers.3.o", true, HUGE, 3),
+            ("layers.7.o", true, HUGE, 7),
+        ] {
+            let error = damage(tensor, at_end, bits, device);
             assert!(
                 matches!(error, Error::NonFinite { layer: found, .. } if found == layer),
                 "{tensor} on {device:?}: {error}"
             );
-            assert!(session.tokens().is_empty(), "a failed step leaves nothing cached");
         }
+        let error = damage("final_norm", false, NAN, device);
+        assert!(matches!(error, Error::NonFiniteHead), "{device:?}: {error}");
     }
+}
+
+#[test]
+fn logits_that_are_not_finite_are_not_scored() {
+    let patch = |name: &str, bytes: &mut Vec<u8>| {
+        if name == "head" {
+            bytes[..2].copy_from_slice(&NAN.to_le_bytes());
+        }
+    };
+    let model = Arc::new(open(|_, _| {}, patch).expect("opens"));
+    let options = EngineOptions { max_logit_rows: 8, ..EngineOptions::default() };
+    let mut engine = Engine::new(model, &options).expect("compiles");
+    let error = score(&mut engine, &[1, 2, 3], &mut |_, _| panic!("handed out")).expect_err("refused");
+    assert!(matches!(error, Error::NonFiniteLogits { position: 0 }), "{error}");
 }
 
 #[test]
@@ -141,6 +174,15 @@ fn requests_beyond_the_context_are_refused_with_both_numbers() {
     let too_large = EngineOptions { context: 4097, ..EngineOptions::default() };
     let text = message(Engine::new(model(Fixture::Tiny), &too_large));
     assert!(text.contains("4097") && text.contains("4096"), "{text}");
+}
+
+#[test]
+fn threads_that_cannot_start_are_an_error() {
+    let options = EngineOptions { threads: 1025, ..EngineOptions::default() };
+    match Engine::new(model(Fixture::Tiny), &options) {
+        Err(Error::Threads { threads: 1025, .. }) => {}
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

@@ -163,9 +163,9 @@ fn moe(find: &Finder<'_>, dims: &Dims, layer: usize) -> Result<MoeSpec, Error> {
 }
 
 fn head(find: &Finder<'_>, dims: &Dims) -> Result<HeadSpec, Error> {
-    let token_map = match find.tensor("head.token_map") {
-        Ok(_) => Some(find.matrix("head.token_map", Dtype::U32, 1, dims.vocab_size)?),
-        Err(_) => None,
+    let token_map = match find.index.tensor("head.token_map") {
+        Some(_) => Some(find.matrix("head.token_map", Dtype::U32, 1, dims.vocab_size)?),
+        None => None,
     };
     Ok(HeadSpec {
         norm: find.norm("final_norm", dims.hidden_size, dims.eps)?,

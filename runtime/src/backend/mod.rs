@@ -2,7 +2,8 @@
 //!
 //! A backend answers [`Backend::supports`] for a block, says how much memory it needs, and compiles a
 //! run of consecutive blocks into a [`Segment`] that owns their KV caches and scratch. Everything is
-//! allocated in `compile`; `forward` computes. One folder and one line in [`backends`] each.
+//! allocated in `compile`; `forward` computes (the reference, which stays simple, excepted). One folder
+//! and one line in [`backends`] each.
 
 mod cpu;
 mod reference;
@@ -45,12 +46,12 @@ pub struct Limits {
     pub max_logit_rows: usize,
 }
 
-/// Bytes a block needs beside its weights.
+/// Bytes a segment needs beside its weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     /// KV cache.
     pub kv: u64,
-    /// Scratch buffers, shared by the blocks of a segment: the largest counts.
+    /// Scratch buffers, shared by the segment's blocks.
     pub scratch: u64,
 }
 
@@ -130,7 +131,7 @@ pub struct Activations {
 /// A way to run blocks.
 pub trait Backend: Send + Sync {
     /// The name `--device` and `--explain` use.
-    fn name(&self) -> &'static str;
+    fn name(&self) -> &str;
 
     /// The kernels that would run the block, or why none can.
     ///
@@ -138,8 +139,8 @@ pub trait Backend: Send + Sync {
     /// The reason, as a sentence.
     fn supports(&self, spec: &BlockSpec) -> Result<Vec<KernelId>, String>;
 
-    /// Memory the block needs beside its weights.
-    fn footprint(&self, spec: &BlockSpec, hidden_size: usize, limits: &Limits) -> Footprint;
+    /// Memory a segment of these blocks needs beside its weights.
+    fn footprint(&self, blocks: &[BlockSpec], hidden_size: usize, limits: &Limits) -> Footprint;
 
     /// Makes a segment of consecutive blocks, each of which `supports` has accepted.
     ///
@@ -156,15 +157,21 @@ pub trait Backend: Send + Sync {
 /// Compiled blocks with their caches.
 pub trait Segment: Send {
     /// Runs the step: an embed block fills `hidden`, layers update it, a head fills `logits`.
-    /// The engine has checked tokens, positions and slots.
+    /// The engine has checked that tokens are in the vocabulary, slots in range, and that each sequence
+    /// starts where its slot's cache ends.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] when a router sees NaN or infinity.
+    /// [`Error::NonFinite`] when a router sees NaN or infinity, [`Error::NonFiniteHead`] when the head does.
     fn forward(&mut self, step: &Step<'_>, io: &mut Activations) -> Result<(), Error>;
 
     /// Forgets the positions of a slot from `len` on. `false` when a ring no longer holds the keys
     /// that position `len` would need; the caller then starts again from 0.
     fn rewind(&mut self, slot: usize, len: usize) -> bool;
+}
+
+/// Refuses a head's normalised input, `[hidden_size]`, that holds NaN or infinity.
+fn check_head_input(normed: &[f32]) -> Result<(), Error> {
+    if normed.iter().all(|x| x.is_finite()) { Ok(()) } else { Err(Error::NonFiniteHead) }
 }
 
 /// Every backend of this build that runs blocks, fastest first as far as is known without measuring.

@@ -8,8 +8,8 @@ use super::error::TextError;
 
 /// Finds the first of several strings in text that arrives in pieces.
 ///
-/// The match that *starts* first wins, and of those starting at the same place the first in the list. So the
-/// result is that of a search in the whole text, wherever the pieces end.
+/// The match that *starts* first wins, so the text in front of it is that of a search in the whole text,
+/// wherever the pieces end. Of several needles that start there, the one that is complete first is named.
 #[derive(Debug, Clone)]
 struct Finder {
     needles: Vec<String>,

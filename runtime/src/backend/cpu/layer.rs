@@ -271,12 +271,13 @@ fn rows_in_tasks(
 
 /// Cosines and sines of the step's positions, `[n_tokens, dim / 2]`, angles in f64.
 fn angles(rope: &RopeSpec, step: &Step<'_>, cos: &mut [f32], sin: &mut [f32]) {
-    let half = rope.dim / 2;
+    let RopeSpec { theta, dim } = *rope;
+    let half = dim / 2;
     for ((_, position, _), (cos, sin)) in
         step.tokens().zip(cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half)))
     {
         for (i, (cos, sin)) in cos.iter_mut().zip(sin).enumerate() {
-            let angle = position as f64 * rope.theta.powf(-2.0 * i as f64 / rope.dim as f64);
+            let angle = position as f64 * theta.powf(-2.0 * i as f64 / dim as f64);
             (*sin, *cos) = (angle.sin() as f32, angle.cos() as f32);
         }
     }

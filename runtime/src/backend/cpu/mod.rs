@@ -7,7 +7,7 @@
 mod layer;
 mod scratch;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
 use samara_simd::{Affine4Rows, Kernels, Op};
@@ -16,7 +16,7 @@ use self::{
     layer::Layer,
     scratch::{Scratch, Sizes},
 };
-use super::{Activations, Backend, Footprint, KernelId, Limits, Segment, Step};
+use super::{Activations, Backend, Footprint, KernelId, Limits, Segment, Step, check_head_input};
 use crate::{
     error::Error,
     kv,
@@ -24,14 +24,33 @@ use crate::{
     spec::{BlockSpec, EmbedSpec, HeadSpec},
 };
 
-/// The backend; kernels are detected when it is made.
+/// More than any machine's cores: a number beyond it is a slip, and starting the threads would stall the machine.
+const MAX_THREADS: usize = 1024;
+
+/// The backend; kernels are detected when it is made, threads are started for its first segment.
 pub(super) struct Cpu {
     kernels: Kernels,
+    pool: OnceLock<Arc<ThreadPool>>,
 }
 
 impl Cpu {
     pub(super) fn new() -> Self {
-        Cpu { kernels: Kernels::detect() }
+        Cpu { kernels: Kernels::detect(), pool: OnceLock::new() }
+    }
+
+    /// The threads, shared by all segments of this backend.
+    fn pool(&self, threads: usize) -> Result<Arc<ThreadPool>, Error> {
+        if let Some(pool) = self.pool.get() {
+            return Ok(Arc::clone(pool));
+        }
+        let fails = |reason: String| Error::Threads { threads, reason };
+        if threads > MAX_THREADS {
+            return Err(fails(format!("at most {MAX_THREADS} are of use")));
+        }
+        let pool =
+            ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("samara-{i}")).build();
+        let pool = pool.map_err(|error| fails(error.to_string()))?;
+        Ok(Arc::clone(self.pool.get_or_init(|| Arc::new(pool))))
     }
 }
 
@@ -60,12 +79,8 @@ impl Backend for Cpu {
         Ok(ops.iter().map(id).collect())
     }
 
-    fn footprint(&self, spec: &BlockSpec, hidden_size: usize, limits: &Limits) -> Footprint {
-        let kv = match spec {
-            BlockSpec::Layer(layer) => kv::bytes(&layer.attn, limits),
-            BlockSpec::Embed(_) | BlockSpec::Head(_) => 0,
-        };
-        Footprint { kv, scratch: Sizes::of(std::slice::from_ref(spec), hidden_size).bytes(limits) }
+    fn footprint(&self, blocks: &[BlockSpec], hidden_size: usize, limits: &Limits) -> Footprint {
+        Footprint { kv: kv::bytes_of(blocks, limits), scratch: Sizes::of(blocks, hidden_size).bytes(limits) }
     }
 
     fn compile(
@@ -74,11 +89,7 @@ impl Backend for Cpu {
         blocks: &[BlockSpec],
         limits: &Limits,
     ) -> Result<Box<dyn Segment>, Error> {
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(limits.threads)
-            .thread_name(|i| format!("samara-{i}"))
-            .build()
-            .map_err(|error| Error::Threads { threads: limits.threads, reason: error.to_string() })?;
+        let pool = self.pool(limits.threads)?;
         let sizes = Sizes::of(blocks, model.architecture().hidden_size);
         let blocks = blocks
             .iter()
@@ -104,7 +115,7 @@ enum Block {
 struct CpuSegment {
     model: Arc<Model>,
     kernels: Kernels,
-    pool: ThreadPool,
+    pool: Arc<ThreadPool>,
     blocks: Vec<Block>,
     scratch: Scratch,
 }
@@ -117,7 +128,7 @@ impl Segment for CpuSegment {
                 match block {
                     Block::Embed(spec) => embed(model, kernels, spec, step, &mut io.hidden),
                     Block::Layer(layer) => layer.forward(model, kernels, scratch, step, &mut io.hidden)?,
-                    Block::Head(head) => head.forward(model, kernels, scratch, step, io),
+                    Block::Head(head) => head.forward(model, kernels, scratch, step, io)?,
                 }
             }
             Ok(())
@@ -172,13 +183,14 @@ impl Head {
         scratch: &mut Scratch,
         step: &Step<'_>,
         io: &mut Activations,
-    ) {
+    ) -> Result<(), Error> {
         let HeadSpec { norm, weight, token_map: _ } = &self.spec;
         let rows = Affine4Rows::new(model.matrix(weight), weight.rows, weight.cols);
         for (row, logits) in step.logit_rows().zip(io.logits.chunks_exact_mut(weight.rows)) {
             let hidden = &io.hidden[row * weight.cols..(row + 1) * weight.cols];
             let normed = &mut scratch.normed[..weight.cols];
             kernels.rms_norm(hidden, &self.norm, norm.eps, normed);
+            check_head_input(normed)?;
             scratch.act.quantize(kernels, normed, weight.cols);
             let act = scratch.act.row(0, weight.cols);
             let out = match &self.row_of {
@@ -196,5 +208,6 @@ impl Head {
                 });
             }
         }
+        Ok(())
     }
 }

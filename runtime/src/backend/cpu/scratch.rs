@@ -1,7 +1,7 @@
 //! Every buffer a CPU segment writes, sized when it is compiled.
 
 use rayon::prelude::*;
-use samara_simd::{ACT_GROUP, Kernels, QuantizedRow, padded_cols};
+use samara_simd::{ACT_GROUP, ACT_HALF, Kernels, QuantizedRow, padded_cols};
 
 use crate::{
     backend::Limits,
@@ -10,9 +10,6 @@ use crate::{
 
 /// Tasks a matrix is cut into: enough to share out evenly, few enough that a task is worth waking for.
 const TASKS: usize = 32;
-
-/// Inputs one offset of a [`QuantizedRow`] covers.
-const OFFSET_GROUP: usize = 64;
 
 /// Rows of one task, whole panels.
 pub(super) fn rows_per_task(rows: usize) -> usize {
@@ -57,17 +54,17 @@ impl Sizes {
         sizes
     }
 
-    /// Bytes [`Scratch::new`] allocates, the small index lists left out.
+    /// Bytes [`Scratch::new`] and the head's row list allocate; norms and other short lists are left out.
     pub(super) fn bytes(&self, limits: &Limits) -> u64 {
         let Sizes { hidden, qkv, q, n_heads, n_experts, n_used, expert, rope, head } = *self;
         let (tokens, pairs) = (limits.max_batch as u64, (limits.max_batch * n_used) as u64);
         let act = |cols: usize| {
             let cols = padded_cols(cols) as u64;
-            cols + 4 * (cols / ACT_GROUP as u64 + cols / OFFSET_GROUP as u64)
+            cols + 4 * (cols / ACT_GROUP as u64 + cols / ACT_HALF as u64)
         };
         let per_token = 4 * (2 * hidden + qkv + q + n_experts + 2 * rope) as u64 + act(hidden.max(q));
         let per_pair = 4 * (3 * expert + hidden) as u64 + act(expert);
-        tokens * per_token + pairs * per_pair + 4 * (n_heads * limits.context + head) as u64
+        tokens * per_token + pairs * per_pair + 4 * (n_heads * limits.context + 2 * head) as u64
     }
 }
 
@@ -160,7 +157,7 @@ impl QuantizedRows {
         QuantizedRows {
             q: vec![0; len],
             scales: vec![0.0; len / ACT_GROUP],
-            offsets: vec![0.0; len / OFFSET_GROUP],
+            offsets: vec![0.0; len / ACT_HALF],
         }
     }
 
@@ -170,7 +167,7 @@ impl QuantizedRows {
         x.par_chunks_exact(cols)
             .zip(self.q.par_chunks_exact_mut(padded))
             .zip(self.scales.par_chunks_exact_mut(padded / ACT_GROUP))
-            .zip(self.offsets.par_chunks_exact_mut(padded / OFFSET_GROUP))
+            .zip(self.offsets.par_chunks_exact_mut(padded / ACT_HALF))
             .for_each(|(((x, q), scales), offsets)| {
                 kernels.quantize(x, q, scales, offsets);
             });
@@ -180,6 +177,6 @@ impl QuantizedRows {
     pub(super) fn row(&self, i: usize, cols: usize) -> QuantizedRow<'_> {
         let padded = padded_cols(cols);
         let of = |per: usize| i * (padded / per)..(i + 1) * (padded / per);
-        QuantizedRow::new(&self.q[of(1)], &self.scales[of(ACT_GROUP)], &self.offsets[of(OFFSET_GROUP)])
+        QuantizedRow::new(&self.q[of(1)], &self.scales[of(ACT_GROUP)], &self.offsets[of(ACT_HALF)])
     }
 }

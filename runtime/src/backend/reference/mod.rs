@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use samara_format::{Affine4Layout, Bf16PanelLayout, TernaryLayout};
 
-use super::{Activations, Backend, Footprint, KernelId, Limits, Segment, Step};
+use super::{Activations, Backend, Footprint, KernelId, Limits, Segment, Step, check_head_input};
 use crate::{
     error::Error,
     kv::{self, KvCache},
@@ -35,11 +35,8 @@ impl Backend for Reference {
         Ok(vec![KernelId::new(op, "f32")])
     }
 
-    fn footprint(&self, spec: &BlockSpec, _hidden_size: usize, limits: &Limits) -> Footprint {
-        match spec {
-            BlockSpec::Layer(layer) => Footprint { kv: kv::bytes(&layer.attn, limits), scratch: 0 },
-            BlockSpec::Embed(_) | BlockSpec::Head(_) => Footprint::default(),
-        }
+    fn footprint(&self, blocks: &[BlockSpec], hidden_size: usize, limits: &Limits) -> Footprint {
+        Footprint { kv: kv::bytes_of(blocks, limits), scratch: scratch(blocks, hidden_size, limits) }
     }
 
     fn compile(
@@ -67,6 +64,20 @@ impl Backend for Reference {
     }
 }
 
+/// Most bytes of temporary vectors at once: what the widest block holds of one step, in f32.
+fn scratch(blocks: &[BlockSpec], hidden_size: usize, limits: &Limits) -> u64 {
+    let of = |block: &BlockSpec| match block {
+        BlockSpec::Embed(embed) => embed.weight.cols,
+        BlockSpec::Layer(LayerSpec { index: _, attn, moe }) => {
+            let attention = 2 * hidden_size + attn.qkv.rows + attn.o.cols;
+            let mixture = 4 * hidden_size + moe.n_experts + 3 * moe.expert_size;
+            limits.max_batch * attention.max(mixture) + limits.context * 2
+        }
+        BlockSpec::Head(head) => hidden_size + 2 * head.weight.rows,
+    };
+    blocks.iter().map(|block| 4 * of(block) as u64).max().unwrap_or(0)
+}
+
 enum Block {
     Embed(EmbedSpec),
     Layer(Box<LayerSpec>, KvCache),
@@ -84,7 +95,7 @@ impl Segment for ReferenceSegment {
             match block {
                 Block::Embed(spec) => embed(&self.model, spec, step, &mut io.hidden),
                 Block::Layer(spec, cache) => layer(&self.model, spec, cache, step, &mut io.hidden)?,
-                Block::Head(spec, map) => head(&self.model, spec, map.as_deref(), step, io),
+                Block::Head(spec, map) => head(&self.model, spec, map.as_deref(), step, io)?,
             }
         }
         Ok(())
@@ -102,8 +113,9 @@ impl Segment for ReferenceSegment {
 }
 
 fn embed(model: &Model, spec: &EmbedSpec, step: &Step<'_>, hidden: &mut [f32]) {
-    let rows = Rows::new(model.matrix(&spec.weight), &spec.weight, Packing::Affine4);
-    for ((_, _, token), out) in step.tokens().zip(hidden.chunks_exact_mut(spec.weight.cols)) {
+    let EmbedSpec { weight } = spec;
+    let rows = Rows::new(model.matrix(weight), weight, Packing::Affine4);
+    for ((_, _, token), out) in step.tokens().zip(hidden.chunks_exact_mut(weight.cols)) {
         out.copy_from_slice(&rows.row(token as usize));
     }
 }
@@ -115,12 +127,13 @@ fn layer(
     step: &Step<'_>,
     hidden: &mut [f32],
 ) -> Result<(), Error> {
-    let hidden_size = spec.attn.o.rows;
+    let LayerSpec { index, attn, moe: moe_spec } = spec;
+    let hidden_size = attn.o.rows;
     let hidden = &mut hidden[..step.n_tokens() * hidden_size];
     let add = |hidden: &mut [f32], delta: Vec<f32>| hidden.iter_mut().zip(delta).for_each(|(h, d)| *h += d);
-    let delta = attention(model, &spec.attn, cache, step, hidden);
+    let delta = attention(model, attn, cache, step, hidden);
     add(hidden, delta);
-    let delta = moe(model, &spec.moe, spec.index, hidden)?;
+    let delta = moe(model, moe_spec, *index, hidden)?;
     add(hidden, delta);
     Ok(())
 }
@@ -237,34 +250,45 @@ fn route(logits: &[f32], n_used: usize, norm_topk: bool) -> Vec<(usize, f32)> {
     experts
 }
 
-fn head(model: &Model, spec: &HeadSpec, token_map: Option<&[u32]>, step: &Step<'_>, io: &mut Activations) {
+fn head(
+    model: &Model,
+    spec: &HeadSpec,
+    token_map: Option<&[u32]>,
+    step: &Step<'_>,
+    io: &mut Activations,
+) -> Result<(), Error> {
     let HeadSpec { norm, weight, token_map: _ } = spec;
     let rows = Rows::new(model.matrix(weight), weight, Packing::Affine4);
     for (row, out) in step.logit_rows().zip(io.logits.chunks_exact_mut(weight.rows)) {
         let normed = rms_norm_rows(model, norm, &io.hidden[row * weight.cols..(row + 1) * weight.cols]);
+        check_head_input(&normed)?;
         let logits = matmul(&rows, &normed);
         match token_map {
             Some(map) => map.iter().zip(logits).for_each(|(&token, logit)| out[token as usize] = logit),
             None => out.copy_from_slice(&logits),
         }
     }
+    Ok(())
 }
 
 fn rms_norm_rows(model: &Model, norm: &NormSpec, x: &[f32]) -> Vec<f32> {
-    let weight = model.vector(&norm.weight);
+    let NormSpec { weight, eps } = norm;
+    let weight = model.vector(weight);
     let mut out = Vec::with_capacity(x.len());
     for row in x.chunks_exact(weight.len()) {
         let mean = dot(row, row) / row.len() as f32;
-        let scale = 1.0 / (mean + norm.eps).sqrt();
+        // Not zeros after an overflow: NaN, which the router reports.
+        let scale = if mean.is_finite() { 1.0 / (mean + eps).sqrt() } else { f32::NAN };
         out.extend(row.iter().zip(&weight).map(|(x, w)| w * (x * scale)));
     }
     out
 }
 
 fn rotate(rope: &RopeSpec, position: usize, head: &mut [f32]) {
-    let half = rope.dim / 2;
+    let RopeSpec { theta, dim } = *rope;
+    let half = dim / 2;
     for i in 0..half {
-        let angle = position as f64 * rope.theta.powf(-2.0 * i as f64 / rope.dim as f64);
+        let angle = position as f64 * theta.powf(-2.0 * i as f64 / dim as f64);
         let (sin, cos) = (angle.sin() as f32, angle.cos() as f32);
         let (a, b) = (head[i], head[i + half]);
         head[i] = a * cos - b * sin;

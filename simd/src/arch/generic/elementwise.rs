@@ -3,10 +3,12 @@
 use crate::arch::generic::dot;
 use crate::arch::generic::softmax::exp;
 
-/// `1 / sqrt(mean(x^2) + eps)`, squares summed as in [`dot`].
+/// `1 / sqrt(mean(x^2) + eps)`, squares summed as in [`dot`]; NaN when the mean is not finite, so that an
+/// overflow is seen and not turned into zeros.
 #[inline(always)]
 fn inverse_rms(x: &[f32], eps: f32) -> f32 {
-    1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt()
+    let mean = dot(x, x) / x.len() as f32;
+    if mean.is_finite() { 1.0 / (mean + eps).sqrt() } else { f32::NAN }
 }
 
 /// `out = weight * (x * inverse rms of x)`.
