@@ -47,7 +47,12 @@ impl RawConfig {
     /// An error about the value of `key`.
     pub(crate) fn refuse(&self, key: &str, wanted: impl Into<String>) -> Error {
         let found = self.map.get(key).map_or_else(|| "nothing".to_owned(), Value::to_string);
-        Error::ConfigValue { key: format!("{}{key}", self.prefix), found, wanted: wanted.into() }
+        Error::ConfigValue {
+            file: CONFIG,
+            key: format!("{}{key}", self.prefix),
+            found,
+            wanted: wanted.into(),
+        }
     }
 
     /// The nested object `key`, if there.
@@ -125,6 +130,14 @@ impl RawConfig {
     pub(crate) fn architecture(&self) -> Option<&str> {
         let class = self.get("architectures").and_then(Value::as_array).and_then(|classes| classes.first());
         class.or_else(|| self.get("model_type")).and_then(Value::as_str)
+    }
+
+    /// What the config says of its architecture, for messages.
+    pub(crate) fn describe(&self) -> String {
+        let said =
+            ["architectures", "model_type"].map(|key| self.get(key).map(|value| format!("{key} {value}")));
+        let said: Vec<String> = said.into_iter().flatten().collect();
+        if said.is_empty() { "no architectures and no model_type".to_owned() } else { said.join(" and ") }
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Two batches of units are in memory: while rayon's threads convert one, another thread's turn writes the one
 //! before. Tensors are written in order, so the file depends on nothing but the sources and the options. The
-//! unfinished file and its journal stay behind after any failure; the final name appears last.
+//! unfinished file and its journal stay behind after any failure; the final name appears last, after the file has
+//! been read back. The journal is locked from before the hashing until then, so one output has one writer.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -10,16 +11,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
-use samara_format::{FileLayout, Tensor, TensorWriter, Writer, part_path};
+use samara_format::{FileLayout, Tensor, TensorWriter, Writer, check_part, part_path};
 use serde::{Serialize, Serializer};
 
 use crate::error::Error;
-use crate::journal::{Binding, Entry, Journal, journal_path};
+use crate::journal::{Binding, Entry, Journal};
 use crate::options::Options;
 use crate::plan::{Plan, thread_count};
 use crate::produce::{Job, Slot};
 use crate::progress::Progress;
 use crate::source::SourceFile;
+use crate::target::{check_leftovers, check_room, check_target};
 use crate::ternary::Counts;
 use crate::verify::{self, Written};
 
@@ -63,10 +65,11 @@ fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S
 ///
 /// Of `options`, `force`, `resume` and `threads` count here; the others were fixed by [`crate::plan()`]. When `cancel`
 /// becomes true the conversion ends with [`Error::Cancelled`]. After every failure the unfinished file and its
-/// journal are kept for `resume`.
+/// journal are kept for `resume`, and what was under the name `out` before is still there.
 ///
 /// # Errors
-/// An output in the way, a full disk, a row that is not ternary, a source that changed, and so on.
+/// Those of [`check_target`] before any work; a full disk, a row that is not ternary, a source that changed, and so
+/// on.
 pub fn convert(
     plan: &Plan,
     out: &Path,
@@ -74,24 +77,16 @@ pub fn convert(
     progress: &dyn Progress,
     cancel: &AtomicBool,
 ) -> Result<Report, Error> {
-    check_output(out, options)?;
+    check_target(plan, out, options)?;
+    let part = part_path(out);
+    let journal = Journal::lock(&part)?;
+    // Until the lock was held another conversion could begin or end.
+    check_leftovers(out, options)?;
     let threads = thread_count(options);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| Error::Threads { n: threads, reason: error.to_string() })?;
-    let conversion = Conversion { plan, out, part: part_path(out), threads, progress, cancel };
-    pool.install(|| conversion.run(options))
-}
-
-/// Refuses to touch what is there unless the options allow it.
-fn check_output(out: &Path, options: &Options) -> Result<(), Error> {
-    if out.is_dir() || (out.symlink_metadata().is_ok() && !options.force) {
-        return Err(Error::OutputExists { path: out.to_owned() });
-    }
-    let part = part_path(out);
-    if part.symlink_metadata().is_ok() && !options.resume && !options.force {
-        return Err(Error::UnfinishedExists { path: part });
-    }
-    Ok(())
+    let conversion = Conversion { plan, out, part, threads, progress, cancel };
+    pool.install(|| conversion.run(journal, options))
 }
 
 struct Conversion<'a> {
@@ -112,7 +107,7 @@ struct Target {
 }
 
 impl Conversion<'_> {
-    fn run(&self, options: &Options) -> Result<Report, Error> {
+    fn run(&self, journal: Journal, options: &Options) -> Result<Report, Error> {
         let start = Instant::now();
         let hashes = self.hash_sources()?;
         let hashed = Instant::now();
@@ -122,22 +117,15 @@ impl Conversion<'_> {
         let mut written = Written { tensors: layout.tensors().to_vec(), data_offset: layout.data_offset() };
         let output_bytes = layout.file_len();
         let (mut target, done) =
-            self.open_target(layout, &binding, options).map_err(|e| self.disk_full(e))?;
-        let mut counts = Counts::default();
+            self.open_target(layout, journal, &binding, options).map_err(|e| self.disk_full(e))?;
+        let mut counts = self.write_rest(&mut written, &mut target, done.len())?;
         done.iter().for_each(|entry| counts += entry.counts);
-
-        let made = self.write_tensors(&written.tensors, &mut target, done.len());
-        let flushed = target.flush();
-        counts += made.map_err(|e| self.disk_full(e))?;
-        flushed.map_err(|e| self.disk_full(e))?;
-        self.plan.checkpoint.files.iter().try_for_each(SourceFile::check_unchanged)?;
-        for (tensor, &hash) in written.tensors.iter_mut().zip(target.writer.done()) {
-            tensor.hash = hash;
-        }
-        target.writer.finish().map_err(|e| self.disk_full(e.into()))?;
-        target.journal.remove()?;
+        let sealed = target.writer.seal().map_err(|e| self.disk_full(e.into()))?;
         let converted = Instant::now();
-        let digest = verify::verify(self.out, &written, self.progress)?;
+        let digest = self.read_back(&written)?;
+        let verify_seconds = converted.elapsed();
+        sealed.commit()?;
+        target.journal.remove()?;
         Ok(Report {
             output: self.out.to_owned(),
             output_bytes,
@@ -148,7 +136,30 @@ impl Conversion<'_> {
             counts,
             hash_seconds: hashed - start,
             convert_seconds: converted - hashed,
-            verify_seconds: converted.elapsed(),
+            verify_seconds,
+        })
+    }
+
+    /// Writes the tensors that are not done, and notes the hashes of all.
+    fn write_rest(&self, written: &mut Written, target: &mut Target, n_done: usize) -> Result<Counts, Error> {
+        let made = self.write_tensors(&written.tensors, target, n_done);
+        // What was made before a stop is worth keeping.
+        let flushed = target.flush();
+        let counts = made.map_err(|e| self.disk_full(e))?;
+        flushed.map_err(|e| self.disk_full(e))?;
+        self.plan.checkpoint.files.iter().try_for_each(SourceFile::check_unchanged)?;
+        for (tensor, &hash) in written.tensors.iter_mut().zip(target.writer.done()) {
+            tensor.hash = hash;
+        }
+        Ok(counts)
+    }
+
+    /// Reads the complete file, which has no final name yet. Returns the hash in its header.
+    fn read_back(&self, written: &Written) -> Result<u128, Error> {
+        self.progress.phase("verify", written.tensors.iter().map(|tensor| tensor.len).sum());
+        verify::verify(&self.part, written, &|bytes| {
+            self.progress.advance(bytes);
+            self.check_cancelled()
         })
     }
 
@@ -176,28 +187,27 @@ impl Conversion<'_> {
     fn open_target(
         &self,
         layout: FileLayout,
+        mut journal: Journal,
         binding: &Binding,
         options: &Options,
     ) -> Result<(Target, Vec<Entry>), Error> {
-        let resumed =
-            if options.resume && self.part.is_file() { Journal::resume(&self.part, binding)? } else { None };
+        let resumed = match check_part(self.out)? {
+            Some(_) if options.resume => journal.resume(binding)?,
+            _ => None,
+        };
+        check_room(self.out, layout.file_len())?;
         let target = |writer, journal| Target { writer, journal, pending: Vec::new(), pending_len: 0 };
-        if let Some((journal, done)) = resumed {
-            check_space(self.out, remaining(&layout, done.len()))?;
+        if let Some(done) = resumed {
             let hashes: Vec<u128> = done.iter().filter_map(Entry::hash).collect();
             let message = format!("resuming after {} of {} tensors", done.len(), layout.tensors().len());
             let writer = Writer::resume(self.out, layout, &hashes)?;
             self.progress.message(&message);
             return Ok((target(writer, journal), done));
         }
-        for stale in [&self.part, &journal_path(&self.part)] {
-            if stale.symlink_metadata().is_ok() {
-                std::fs::remove_file(stale).map_err(Error::io("remove", stale))?;
-            }
-        }
-        check_space(self.out, layout.file_len())?;
+        // An old journal must not stand beside a new file, nor a new journal beside an old file.
+        journal.clear()?;
         let writer = Writer::create(self.out, layout, options.force)?;
-        let journal = Journal::create(&self.part, binding)?;
+        journal.start(binding)?;
         Ok((target(writer, journal), Vec::new()))
     }
 
@@ -275,7 +285,7 @@ impl Conversion<'_> {
 /// Says plainly that the disk is full where that is the reason.
 fn name_full_disk(error: Error, part: &Path) -> Error {
     let kind = match &error {
-        Error::Io { source, .. } => source.kind(),
+        Error::Io { cause, .. } => cause.kind(),
         Error::Format(samara_format::Error::Io { cause, .. }) => cause.kind(),
         _ => return error,
     };
@@ -302,38 +312,9 @@ fn append(writer: &mut TensorWriter<'_>, slots: &[Slot]) -> Result<(), Error> {
     slots.iter().try_for_each(|slot| Ok(writer.append(&slot.out)?))
 }
 
-/// Bytes from the first tensor that is not done to the end of the file.
-fn remaining(layout: &FileLayout, n_done: usize) -> u64 {
-    let next = layout.tensors().get(n_done).map_or(layout.file_len(), |tensor| tensor.offset);
-    layout.file_len().saturating_sub(next)
-}
-
-/// Compares the free space of `out`'s folder with `needed` bytes.
-pub(crate) fn check_space(out: &Path, needed: u64) -> Result<(), Error> {
-    let folder = match out.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
-    let available = fs4::available_space(folder).map_err(Error::io("measure the free space of", folder))?;
-    if available < needed {
-        return Err(Error::DiskSpace { path: out.to_owned(), needed, available });
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn too_little_space_is_refused_with_both_numbers() {
-        let dir = tempfile::tempdir().unwrap();
-        check_space(&dir.path().join("m.samara"), 1).unwrap();
-        check_space(Path::new("m.samara"), 1).unwrap();
-        let error = check_space(&dir.path().join("m.samara"), u64::MAX).unwrap_err();
-        let Error::DiskSpace { needed: u64::MAX, available, .. } = error else { panic!("{error}") };
-        assert!(error.to_string().contains(&format!("{} bytes, {available} are free", u64::MAX)), "{error}");
-    }
 
     #[test]
     fn a_full_disk_is_named_and_nothing_else_is() {

@@ -12,14 +12,14 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused an operation on a file.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {cause}", path.display())]
     Io {
         /// What was being done: "read", "create", ...
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
+        /// The system's reason; it is part of the message, so it is not a source of its own.
+        cause: io::Error,
     },
     /// The checkpoint path is not a folder.
     #[error("{} is not a folder: {hint}", path.display())]
@@ -123,9 +123,11 @@ pub enum Error {
         /// The key.
         key: String,
     },
-    /// config.json holds a value that is malformed or not supported.
-    #[error("config.json: {key} = {found} is not supported: {wanted}")]
+    /// A config holds a value that is malformed or not supported.
+    #[error("{file}: {key} = {found} is not supported: {wanted}")]
     ConfigValue {
+        /// config.json or generation_config.json.
+        file: &'static str,
         /// The key.
         key: String,
         /// The value found, as JSON.
@@ -134,9 +136,11 @@ pub enum Error {
         wanted: String,
     },
     /// The checkpoint is of another model.
-    #[error("this is a {found} checkpoint ({kind}); supported: {supported}")]
+    #[error(
+        "config.json has {found}, and the weights are {kind}: this model cannot be converted; supported: {supported}"
+    )]
     UnsupportedArchitecture {
-        /// Architecture name found in config.json, or "unnamed".
+        /// What config.json says of architecture and model type.
         found: String,
         /// Kind of weights: "bfloat16", "8-bit MLX", ...
         kind: String,
@@ -254,6 +258,12 @@ pub enum Error {
         /// What is wrong, with the field.
         reason: String,
     },
+    /// The chat template has no text.
+    #[error("the chat template in {file} is empty: fetch the file again")]
+    EmptyTemplate {
+        /// chat_template.jinja or tokenizer_config.json.
+        file: &'static str,
+    },
     /// Sizes from the checkpoint multiply to more than a file can hold.
     #[error("{what} is too large to convert")]
     TooLarge {
@@ -264,6 +274,32 @@ pub enum Error {
     #[error("{} exists already: choose another name, or use force to replace it", path.display())]
     OutputExists {
         /// The output path.
+        path: PathBuf,
+    },
+    /// The output, or a file that is needed to write it, is one of the source's.
+    #[error("{} is the checkpoint's own {file}: choose another name for the output", path.display())]
+    OutputIsSource {
+        /// The output, its unfinished file or its journal.
+        path: PathBuf,
+        /// Name of the source file.
+        file: String,
+    },
+    /// The folder of the output is not there.
+    #[error("there is no folder {}: create it, or choose another for the output", path.display())]
+    NoOutputFolder {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Another conversion is writing the same output.
+    #[error("another samara is writing {}: wait for it, or choose another output", path.display())]
+    Busy {
+        /// The unfinished file.
+        path: PathBuf,
+    },
+    /// What has the name of the journal is something else.
+    #[error("{} is not the journal of a conversion, and is left as it is: move it, or choose another output", path.display())]
+    ForeignJournal {
+        /// The file.
         path: PathBuf,
     },
     /// An unfinished conversion lies beside the output.
@@ -321,12 +357,10 @@ pub enum Error {
         kept: Option<PathBuf>,
     },
     /// What was read back from the disk is not what was written.
-    #[error("{}: {reason}; the file was moved to {}", path.display(), moved.display())]
+    #[error("{} is not what was written to it: {reason}; it is kept under that name: check the disk, then use force to start over", part.display())]
     VerifyFailed {
-        /// The output path.
-        path: PathBuf,
-        /// Where the damaged file lies now.
-        moved: PathBuf,
+        /// The file, which did not get its final name.
+        part: PathBuf,
         /// Which tensor differs.
         reason: String,
     },
@@ -346,12 +380,18 @@ pub enum Error {
     },
     /// The container crate refused something.
     #[error(transparent)]
-    Format(#[from] samara_format::Error),
+    Format(samara_format::Error),
     /// A synthetic checkpoint that cannot exist.
     #[error("cannot make this synthetic checkpoint: {reason}")]
     Synth {
         /// Which size is impossible and why.
         reason: String,
+    },
+    /// The folder for a synthetic checkpoint is a file.
+    #[error("{} is there and is not a folder: a synthetic checkpoint is only written into a new or empty folder", path.display())]
+    OutputNotAFolder {
+        /// What is there.
+        path: PathBuf,
     },
     /// The folder for a synthetic checkpoint holds files already.
     #[error("{} is not empty: a synthetic checkpoint is only written into a new or empty folder", path.display())]
@@ -361,11 +401,20 @@ pub enum Error {
     },
 }
 
+impl From<samara_format::Error> for Error {
+    fn from(error: samara_format::Error) -> Self {
+        match error {
+            samara_format::Error::Exists { path } => Self::OutputExists { path },
+            error => Self::Format(error),
+        }
+    }
+}
+
 impl Error {
     /// Wraps an I/O error with what was being done to which file.
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
-        move |source| Self::Io { action, path, source }
+        move |cause| Self::Io { action, path, cause }
     }
 }
 

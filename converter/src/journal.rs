@@ -3,9 +3,12 @@
 //! One JSON object a line. The first line binds the journal to the plan, the options and the hash of every source
 //! file; each further line is one finished tensor, written only after its bytes were synced. A line cut by a power
 //! cut or a kill is no line. Resuming with anything changed is refused with the reason.
+//!
+//! The journal's file is also the lock on the output: it is there before the unfinished file and goes after that has
+//! its final name, and the system drops the lock of a process that was killed.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Seek, SeekFrom, Write};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -16,6 +19,11 @@ use crate::ternary::Counts;
 
 /// Version of the journal's own form.
 const VERSION: u32 = 1;
+
+/// How every journal begins; the first field of [`Binding`].
+const START: &[u8] = br#"{"samara_journal":"#;
+/// How often a journal that was just removed by its owner is looked for again.
+const ATTEMPTS: usize = 16;
 
 /// What a journal binds to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,9 +98,10 @@ impl Binding {
     }
 }
 
-/// An open journal, at its end.
+/// An open journal, locked by this process. One that is still empty when it is dropped is removed.
 #[derive(Debug)]
 pub(crate) struct Journal {
+    part: PathBuf,
     path: PathBuf,
     file: File,
 }
@@ -105,35 +114,90 @@ pub(crate) fn journal_path(part: &Path) -> PathBuf {
 }
 
 impl Journal {
-    /// Starts a journal, replacing any.
-    pub(crate) fn create(part: &Path, binding: &Binding) -> Result<Self, Error> {
-        let path = journal_path(part);
-        let file = File::create(&path).map_err(Error::io("create", &path))?;
-        let mut journal = Self { path, file };
-        journal.write(&[line(binding)])?;
-        Ok(journal)
+    /// Opens the journal of `part`, a new one if there is none, and locks it.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] when another conversion holds the lock, [`Error::ForeignJournal`] when the file is no journal.
+    pub(crate) fn lock(part: &Path) -> Result<Self, Error> {
+        for _ in 0..ATTEMPTS {
+            if let Some(journal) = Self::open(part, true)? {
+                return Ok(journal);
+            }
+        }
+        Err(Error::Busy { path: part.to_owned() })
     }
 
-    /// Opens the journal of `part` to continue it. Returns the tensors that are done; `None` if there is no journal
-    /// or it was cut before its first line ended.
-    pub(crate) fn resume(part: &Path, binding: &Binding) -> Result<Option<(Self, Vec<Entry>)>, Error> {
+    /// The journal of `part`, locked, if there is one. Errors as from [`Self::lock`].
+    pub(crate) fn find(part: &Path) -> Result<Option<Self>, Error> {
+        Self::open(part, false)
+    }
+
+    /// `None` if there is no journal (any more).
+    fn open(part: &Path, create: bool) -> Result<Option<Self>, Error> {
         let path = journal_path(part);
-        if !path.is_file() {
+        match path.symlink_metadata() {
+            Ok(meta) if !meta.is_file() => return Err(Error::ForeignJournal { path }),
+            Err(error) if error.kind() == ErrorKind::NotFound && !create => return Ok(None),
+            _ => {}
+        }
+        let opened = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(&path);
+        let file = match opened {
+            Err(error) if error.kind() == ErrorKind::NotFound && !create => return Ok(None),
+            opened => opened.map_err(Error::io("open", &path))?,
+        };
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(Error::Busy { path: part.to_owned() }),
+            // Some network file systems have no locks; a conversion is possible there, only not protected.
+            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
+            Err(TryLockError::Error(error)) => return Err(Error::io("lock", &path)(error)),
+        }
+        if !is_at(&file, &path).map_err(Error::io("look at", &path))? {
             return Ok(None);
         }
-        let text = std::fs::read(&path).map_err(Error::io("read", &path))?;
+        let mut journal = Self { part: part.to_owned(), path, file };
+        let text = journal.text()?;
+        let start = &text[..text.len().min(START.len())];
+        if START.starts_with(start) {
+            Ok(Some(journal))
+        } else {
+            Err(Error::ForeignJournal { path: journal.path.clone() })
+        }
+    }
+
+    fn text(&mut self) -> Result<Vec<u8>, Error> {
+        let mut text = Vec::new();
+        let read = self.file.rewind().and_then(|()| self.file.read_to_end(&mut text));
+        read.map(|_| text).map_err(Error::io("read", &self.path))
+    }
+
+    /// Forgets what is in the journal.
+    pub(crate) fn clear(&mut self) -> Result<(), Error> {
+        let cleared = self.file.set_len(0).and_then(|()| self.file.rewind());
+        cleared.map_err(Error::io("cut", &self.path))
+    }
+
+    /// Begins an empty journal.
+    pub(crate) fn start(&mut self, binding: &Binding) -> Result<(), Error> {
+        self.write(&[line(binding)])
+    }
+
+    /// Reads the journal to continue it. Returns the tensors that are done; `None` if it is empty or was cut before
+    /// its first line ended.
+    pub(crate) fn resume(&mut self, binding: &Binding) -> Result<Option<Vec<Entry>>, Error> {
+        let text = self.text()?;
         let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
         let mut lines =
             text[..whole].split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).enumerate();
         let Some((_, first)) = lines.next() else { return Ok(None) };
         let damaged = |line: usize, reason: String| Error::JournalDamaged {
-            path: path.clone(),
+            path: self.path.clone(),
             line: line + 1,
             reason,
         };
         let begun: Binding = serde_json::from_slice(first).map_err(|error| damaged(0, error.to_string()))?;
         if let Some(reason) = begun.stale(binding) {
-            return Err(Error::StaleJournal { part: part.to_owned(), reason });
+            return Err(Error::StaleJournal { part: self.part.clone(), reason });
         }
         let mut entries = Vec::new();
         for (i, line) in lines {
@@ -143,10 +207,9 @@ impl Journal {
             }
             entries.push(entry);
         }
-        let mut file = OpenOptions::new().write(true).open(&path).map_err(Error::io("open", &path))?;
-        file.set_len(whole as u64).map_err(Error::io("cut", &path))?;
-        file.seek(SeekFrom::End(0)).map_err(Error::io("open", &path))?;
-        Ok(Some((Self { path, file }, entries)))
+        self.file.set_len(whole as u64).map_err(Error::io("cut", &self.path))?;
+        self.file.seek(SeekFrom::End(0)).map_err(Error::io("open", &self.path))?;
+        Ok(Some(entries))
     }
 
     /// Adds tensors whose bytes are on the disk.
@@ -162,9 +225,41 @@ impl Journal {
 
     /// Removes the journal: the conversion is finished.
     pub(crate) fn remove(self) -> Result<(), Error> {
-        let Self { path, file } = self;
-        drop(file);
-        std::fs::remove_file(&path).map_err(Error::io("remove", &path))
+        // Before the lock is gone, so that nobody begins with a journal that is about to vanish.
+        std::fs::remove_file(&self.path).map_err(Error::io("remove", &self.path))
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        let empty = self.file.metadata().is_ok_and(|meta| meta.len() == 0);
+        if empty && is_at(&self.file, &self.path).unwrap_or(false) {
+            // An empty journal that stays does no harm.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Whether `path` still names the open `file`. Its former owner removes a journal before it gives up the lock, and
+/// whoever waited for the lock then holds that of a file without a name.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let held = file.metadata()?;
+    match path.symlink_metadata() {
+        Ok(named) => Ok((named.dev(), named.ino()) == (held.dev(), held.ino())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Files have no identity that could be asked for here, but a file that is locked cannot be locked once more.
+#[cfg(not(unix))]
+fn is_at(_file: &File, path: &Path) -> std::io::Result<bool> {
+    match File::open(path) {
+        Ok(named) => Ok(matches!(named.try_lock(), Err(TryLockError::WouldBlock))),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -184,21 +279,31 @@ mod tests {
         Binding::new(plan, &(&options).into(), sources.iter().copied())
     }
 
+    /// A journal with its first line and `entries`, given up again.
+    fn begun(part: &Path, binding: &Binding, entries: &[Entry]) {
+        let mut journal = Journal::lock(part).unwrap();
+        journal.start(binding).unwrap();
+        journal.append(entries).unwrap();
+    }
+
+    fn resume(part: &Path, binding: &Binding) -> Result<Option<Vec<Entry>>, Error> {
+        Journal::lock(part).unwrap().resume(binding)
+    }
+
     #[test]
     fn a_cut_line_is_no_line_and_whole_ones_survive() {
         let dir = tempfile::tempdir().unwrap();
         let part = dir.path().join("m.part");
         let bound = binding(1, None, &[("a", 2)]);
         let entries = [Entry::new("x", 3, Counts::default()), Entry::new("y", 4, Counts::default())];
-        Journal::create(&part, &bound).unwrap().append(&entries).unwrap();
+        begun(&part, &bound, &entries);
         let path = journal_path(&part);
         let whole = std::fs::read(&path).unwrap();
         let ends: Vec<usize> = (0..whole.len()).filter(|&i| whole[i] == b'\n').map(|i| i + 1).collect();
         for cut in 0..=whole.len() {
             std::fs::write(&path, &whole[..cut]).unwrap();
-            let resumed = Journal::resume(&part, &bound).unwrap();
+            let done = resume(&part, &bound).unwrap();
             let n_lines = ends.iter().filter(|&&end| end <= cut).count();
-            let done = resumed.map(|(_, done)| done);
             assert_eq!(done, n_lines.checked_sub(1).map(|n| entries[..n].to_vec()), "cut at {cut}");
         }
     }
@@ -208,8 +313,8 @@ mod tests {
         let check = |now: Binding, wanted: Option<&str>| {
             let dir = tempfile::tempdir().unwrap();
             let part = dir.path().join("m.part");
-            Journal::create(&part, &binding(1, None, &[("a", 2), ("b", 3)])).unwrap();
-            match (Journal::resume(&part, &now), wanted) {
+            begun(&part, &binding(1, None, &[("a", 2), ("b", 3)]), &[]);
+            match (resume(&part, &now), wanted) {
                 (Ok(Some(_)), None) => {}
                 (Err(Error::StaleJournal { reason, .. }), Some(wanted)) => {
                     assert!(reason.contains(wanted), "{reason}")
@@ -229,11 +334,43 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let part = dir.path().join("m.part");
         let bound = binding(1, None, &[]);
-        Journal::create(&part, &bound).unwrap().append(&[Entry::new("x", 3, Counts::default())]).unwrap();
+        begun(&part, &bound, &[Entry::new("x", 3, Counts::default())]);
         let path = journal_path(&part);
         let mut text = std::fs::read(&path).unwrap();
         text.extend(b"nonsense\n");
         std::fs::write(&path, text).unwrap();
-        assert!(matches!(Journal::resume(&part, &bound), Err(Error::JournalDamaged { line: 3, .. })));
+        assert!(matches!(resume(&part, &bound), Err(Error::JournalDamaged { line: 3, .. })));
+    }
+
+    #[test]
+    fn a_journal_has_one_owner_and_an_empty_one_goes_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let part = dir.path().join("m.part");
+        assert!(Journal::find(&part).unwrap().is_none());
+        let mut first = Journal::lock(&part).unwrap();
+        for other in [Journal::lock(&part).map(drop), Journal::find(&part).map(drop)] {
+            assert!(matches!(&other, Err(Error::Busy { path }) if *path == part), "{other:?}");
+        }
+        drop(first);
+        assert!(!journal_path(&part).exists());
+        first = Journal::lock(&part).unwrap();
+        first.start(&binding(1, None, &[])).unwrap();
+        drop(first);
+        assert!(Journal::find(&part).unwrap().is_some() && journal_path(&part).exists());
+        Journal::lock(&part).unwrap().remove().unwrap();
+        assert!(!journal_path(&part).exists());
+    }
+
+    #[test]
+    fn a_journal_that_lost_its_name_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let part = dir.path().join("m.part");
+        let owner = Journal::lock(&part).unwrap();
+        let (path, file) = (&owner.path, &owner.file);
+        assert!(is_at(file, path).unwrap());
+        std::fs::rename(path, dir.path().join("elsewhere")).unwrap();
+        assert!(!is_at(file, path).unwrap());
+        std::fs::write(path, "").unwrap();
+        assert!(!is_at(file, path).unwrap());
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! [`plan()`] reads a checkpoint's headers, config and texts and refuses what does not fit before any work; [`convert()`]
 //! carries the plan out, streaming: sources are read in small pieces by position, every ternary row is proven to be
-//! one, and the file appears under its name only when it is complete and on the disk. [`synthesise`] writes
-//! checkpoints of any size to test all that with.
+//! one, and the file appears under its name only when it is complete, on the disk and read back. [`check_target`] says
+//! beforehand whether the output can be written. [`synthesise`] writes checkpoints of any size to test all that with.
 //!
 //! The crate knows tensor names and architectures (`arch`, one file each) and the numeric forms of weights. What the
 //! output's bytes mean is `samara-format`'s matter, what the model computes is the runtime's.
@@ -24,6 +24,7 @@ mod progress;
 mod recipe;
 mod source;
 mod synth;
+mod target;
 mod ternary;
 mod text;
 mod verify;
@@ -34,4 +35,5 @@ pub use options::Options;
 pub use plan::{Plan, PlanSummary, PlannedTensor, plan};
 pub use progress::{Progress, Quiet};
 pub use synth::{SynthFlash, SynthLayout, SynthReport, SynthSpec, SynthTexts, synthesise};
+pub use target::check_target;
 pub use ternary::Counts;

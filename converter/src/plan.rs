@@ -189,6 +189,14 @@ impl Plan {
         &self.summary
     }
 
+    /// The tokenizer (JSON) and the chat template (Jinja) that the output will carry.
+    ///
+    /// # Errors
+    /// None from a plan that [`plan()`] made: both are stored there.
+    pub fn texts(&self) -> Result<(&str, &str), Error> {
+        Ok((self.metadata.str("tokenizer.json")?, self.metadata.str("tokenizer.chat_template")?))
+    }
+
     /// Names of all source files: shards, then texts.
     pub(crate) fn source_names(&self) -> impl Iterator<Item = &str> {
         let shards = self.checkpoint.files.iter().map(|file| file.name.as_str());

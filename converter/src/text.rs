@@ -14,6 +14,9 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const TEMPLATE: &str = "chat_template.jinja";
 const GENERATION: &str = "generation_config.json";
 
+/// The one version of tokenizer.json there has been.
+const VERSION: &str = "1.0";
+
 /// Names of the tokens that end an answer, whatever the configs say.
 const STOP_TOKENS: [&str; 2] = ["<|endoftext|>", "<|im_end|>"];
 
@@ -29,7 +32,8 @@ pub(crate) struct Generation {
 #[derive(Debug, Default)]
 pub(crate) struct RawTexts {
     tokenizer: Option<Vec<u8>>,
-    template: Option<String>,
+    /// The file it comes from, and its text.
+    template: Option<(&'static str, String)>,
     generation: Option<Vec<u8>>,
     /// Name and bytes of every file read, for the source hashes.
     pub(crate) files: Vec<(String, Vec<u8>)>,
@@ -54,10 +58,11 @@ pub(crate) fn read(dir: &Path) -> Result<RawTexts, Error> {
         None => texts.missing.push(TOKENIZER.to_owned()),
     }
     if let Some(bytes) = source::read_text(dir, TEMPLATE)? {
-        texts.template = Some(utf8(TEMPLATE, &bytes)?);
+        texts.template = Some((TEMPLATE, utf8(TEMPLATE, &bytes)?));
         texts.files.push((TEMPLATE.to_owned(), bytes));
     } else if let Some(bytes) = source::read_text(dir, TOKENIZER_CONFIG)? {
-        texts.template = embedded_template(&json::parse_value(TOKENIZER_CONFIG, &bytes)?);
+        let template = embedded_template(&json::parse_value(TOKENIZER_CONFIG, &bytes)?);
+        texts.template = template.map(|template| (TOKENIZER_CONFIG, template));
         texts.files.push((TOKENIZER_CONFIG.to_owned(), bytes));
     }
     if texts.template.is_none() {
@@ -91,16 +96,19 @@ fn embedded_template(config: &Value) -> Option<String> {
 impl RawTexts {
     /// Checks the texts against config.json. Nothing may be missing.
     pub(crate) fn check(&self, config: &RawConfig, vocab_size: u64) -> Result<Texts, Error> {
-        let (Some(tokenizer), Some(template)) = (&self.tokenizer, &self.template) else {
+        let (Some(tokenizer), Some((template_file, template))) = (&self.tokenizer, &self.template) else {
             return Err(Error::Tokenizer { reason: "missing".to_owned() });
         };
+        if template.trim().is_empty() {
+            return Err(Error::EmptyTemplate { file: template_file });
+        }
         let value = json::parse_value(TOKENIZER, tokenizer)?;
         let mut stop_ids = check_tokenizer(&value, vocab_size)?;
         stop_ids.extend(config.token_ids("eos_token_id")?);
         let mut generation = Generation { temperature: 1.0, top_p: 0.95, top_k: 20 };
         if let Some(bytes) = &self.generation {
             let settings = json::parse_value(GENERATION, bytes)?;
-            stop_ids.extend(generation_stop_ids(&settings)?);
+            stop_ids.extend(generation_stop_ids(&settings, vocab_size)?);
             generation = read_generation(&settings, generation)?;
         }
         stop_ids.sort_unstable();
@@ -125,6 +133,11 @@ impl RawTexts {
 /// Checks kind and ids; returns the ids of the stop tokens it knows by name.
 fn check_tokenizer(tokenizer: &Value, vocab_size: u64) -> Result<Vec<u64>, Error> {
     let refuse = |reason: String| Error::Tokenizer { reason };
+    if let Some(version) = tokenizer.get("version").filter(|version| *version != VERSION) {
+        return Err(refuse(format!(
+            "version is {version}, only {VERSION:?} is supported; it may be newer than this program"
+        )));
+    }
     let model = tokenizer.get("model").ok_or_else(|| refuse("no field \"model\"".to_owned()))?;
     let kind = model.get("type").and_then(Value::as_str).unwrap_or("unnamed");
     if kind != "BPE" {
@@ -172,21 +185,24 @@ fn check_id(token: &str, id: &Value, vocab_size: u64) -> Result<u64, Error> {
 
 fn refuse_generation(key: &str, found: &Value, wanted: &str) -> Error {
     Error::ConfigValue {
-        key: format!("{GENERATION}: {key}"),
+        file: GENERATION,
+        key: key.to_owned(),
         found: found.to_string(),
         wanted: wanted.to_owned(),
     }
 }
 
-fn generation_stop_ids(settings: &Value) -> Result<Vec<u64>, Error> {
+fn generation_stop_ids(settings: &Value, vocab_size: u64) -> Result<Vec<u64>, Error> {
     let found = settings.get("eos_token_id").unwrap_or(&Value::Null);
     let ids = match found {
         Value::Null => Some(Vec::new()),
         Value::Array(ids) => ids.iter().map(Value::as_u64).collect(),
         id => id.as_u64().map(|id| vec![id]),
     };
+    let ids = ids.filter(|ids| ids.iter().all(|&id| id < vocab_size));
     ids.ok_or_else(|| {
-        refuse_generation("eos_token_id", found, "a token id or an array of token ids is needed")
+        let wanted = format!("a token id below vocab_size {vocab_size}, or an array of them, is needed");
+        refuse_generation("eos_token_id", found, &wanted)
     })
 }
 

@@ -1,14 +1,13 @@
-//! Reading a finished file back: what lies on the disk must be what was written.
+//! Reading a complete file back before it gets its name: what lies on the disk must be what was written.
 //!
 //! Buffered reads, not a map, so that a check of a large file does not count as its size in memory.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rayon::prelude::*;
 use samara_format::{Index, Tensor};
 
 use crate::error::Error;
-use crate::progress::Progress;
 use crate::source::SourceFile;
 
 /// What was written.
@@ -20,29 +19,32 @@ pub(crate) struct Written {
     pub(crate) data_offset: u64,
 }
 
-/// Parses the index of `path` and hashes every tensor. Returns the hash in the header.
+/// Parses the index of `part` and hashes every tensor. Returns the hash in the header.
 ///
-/// A file that is wrong loses its name: it is moved aside, and the error says where to.
-pub(crate) fn verify(path: &Path, written: &Written, progress: &dyn Progress) -> Result<u128, Error> {
-    progress.phase("verify", written.tensors.iter().map(|tensor| tensor.len).sum());
-    check(path, written, progress).map_err(|error| match move_aside(path) {
-        Ok(moved) => Error::VerifyFailed { path: path.to_owned(), moved, reason: error.to_string() },
-        Err(error) => error,
+/// `step` is called with the bytes of each read, and may stop it.
+pub(crate) fn verify(
+    part: &Path,
+    written: &Written,
+    step: &(dyn Fn(u64) -> Result<(), Error> + Sync),
+) -> Result<u128, Error> {
+    check(part, written, step).map_err(|error| match error {
+        Error::Cancelled { .. } => error,
+        _ => Error::VerifyFailed { part: part.to_owned(), reason: error.to_string() },
     })
 }
 
-fn check(path: &Path, written: &Written, progress: &dyn Progress) -> Result<u128, Error> {
+fn check(
+    path: &Path,
+    written: &Written,
+    step: &(dyn Fn(u64) -> Result<(), Error> + Sync),
+) -> Result<u128, Error> {
     let file = SourceFile::open(path.to_owned())?;
     let mut head = vec![0; usize::try_from(written.data_offset.min(file.len)).expect("64-bit target")];
     file.read_exact_at(&mut head, 0)?;
     let index = Index::parse(&head, file.len)?;
-    let step = |bytes: u64| {
-        progress.advance(bytes);
-        Ok(())
-    };
     let pairs = written.tensors.par_iter().zip(index.tensors().par_iter());
     let differs = |(written, found): (&Tensor, &Tensor)| {
-        let whole = written == found && file.hash_range(written.offset, written.len, &step)? == written.hash;
+        let whole = written == found && file.hash_range(written.offset, written.len, step)? == written.hash;
         Ok((!whole).then(|| written.name.clone()))
     };
     let differing: Vec<Result<Option<String>, Error>> = pairs.map(differs).collect();
@@ -54,14 +56,6 @@ fn check(path: &Path, written: &Written, progress: &dyn Progress) -> Result<u128
     Ok(index.digest())
 }
 
-fn move_aside(path: &Path) -> Result<PathBuf, Error> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".damaged");
-    let moved = PathBuf::from(name);
-    std::fs::rename(path, &moved).map_err(Error::io("move aside", path))?;
-    Ok(moved)
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
@@ -69,7 +63,6 @@ mod tests {
     use samara_format::{Dtype, FileLayout, Metadata, TensorSpec, Writer};
 
     use super::*;
-    use crate::progress::Quiet;
 
     /// A finished file of two tensors of 3 and 5 numbers.
     fn written(path: &Path) -> Written {
@@ -88,20 +81,19 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_byte_is_found_by_tensor_and_the_file_loses_its_name() {
+    fn a_changed_byte_is_found_by_tensor() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.samara");
         let written = written(&path);
-        verify(&path, &written, &Quiet).unwrap();
+        verify(&path, &written, &|_| Ok(())).unwrap();
         let whole = std::fs::read(&path).unwrap();
         let flip = |at: u64, wanted: &str| {
             let mut bytes = whole.clone();
             bytes[usize::try_from(at).unwrap()] ^= 1;
             std::fs::write(&path, bytes).unwrap();
-            let error = verify(&path, &written, &Quiet).unwrap_err();
-            let Error::VerifyFailed { moved, reason, .. } = &error else { panic!("{error}") };
-            assert!(reason.contains(wanted), "{reason}");
-            assert!(!path.exists() && moved.exists());
+            let error = verify(&path, &written, &|_| Ok(())).unwrap_err();
+            let Error::VerifyFailed { part, reason } = &error else { panic!("{error}") };
+            assert!(reason.contains(wanted) && *part == path, "{error}");
         };
         flip(written.tensors[0].offset + 2, "read back wrong: a");
         flip(written.tensors[1].offset + 19, "read back wrong: b");

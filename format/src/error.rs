@@ -45,10 +45,18 @@ pub enum Error {
         /// The operating system's answer.
         cause: io::Error,
     },
-    /// The path names a directory or a device.
-    #[error("{} is not a regular file", .path.display())]
+    /// The path names a folder or a device.
+    #[error("{} is {found}, not a regular file", .path.display())]
     NotAFile {
         /// The path.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+    },
+    /// The path names a folder with a `config.json`.
+    #[error("{} is a folder with a config.json, so perhaps a checkpoint: make a .samara file of it with `samara convert`", .path.display())]
+    CheckpointFolder {
+        /// The folder.
         path: PathBuf,
     },
     /// A file has a defect; the path is put before its description.
@@ -475,6 +483,22 @@ pub enum Error {
     Exists {
         /// The output.
         path: PathBuf,
+    },
+    /// The output is not a regular file, or no name at all, and so is never replaced.
+    #[error("{:?} is {found}: choose the name of a new or a regular file for the output", .path.display())]
+    NotReplaceable {
+        /// The output.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+    },
+    /// What has the name of the unfinished file is something else.
+    #[error("{} is {found}, not an unfinished conversion, and is left as it is: move it, or choose another output", .path.display())]
+    ForeignPart {
+        /// The `.part` file.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
     },
     /// More bytes were written than the tensor has.
     #[error("tensor {tensor:?} has {expected} bytes, {written} were written")]

@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::error::Error;
 use crate::header::Header;
 use crate::index::Index;
+use crate::output::other_than_file;
 use crate::tensor::Tensor;
 
 /// Alignment of the bytes of a file that was read.
@@ -61,12 +62,18 @@ impl SamaraFile {
     /// Opens a file and validates its index; tensors' hashes are left to [`SamaraFile::verify`].
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::NotAFile`], or [`Error::InFile`] with the file's defect.
+    /// [`Error::Io`], [`Error::NotAFile`], [`Error::CheckpointFolder`], or [`Error::InFile`] with the file's defect.
     pub fn open(path: impl AsRef<Path>, access: Access) -> Result<Self, Error> {
         let path = path.as_ref();
         let meta = path.metadata().map_err(Error::io("open", path))?;
-        if !meta.is_file() {
-            return Err(Error::NotAFile { path: path.to_owned() });
+        if let Some(found) = other_than_file(&meta) {
+            let checkpoint = path.join("config.json").is_file();
+            let path = path.to_owned();
+            return Err(if checkpoint {
+                Error::CheckpointFolder { path }
+            } else {
+                Error::NotAFile { path, found }
+            });
         }
         let mut file = File::open(path).map_err(Error::io("open", path))?;
         let index = read_index(&mut file, path)?;

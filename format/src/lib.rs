@@ -56,6 +56,7 @@ mod header;
 mod index;
 pub mod layout;
 mod metadata;
+mod output;
 mod tensor;
 mod write;
 
@@ -66,5 +67,6 @@ pub use header::{Header, KNOWN_FEATURES, MAGIC, MAX_INDEX_LEN, VERSION, Version}
 pub use index::Index;
 pub use layout::{Affine4Layout, Bf16PanelLayout, TernaryLayout};
 pub use metadata::{Metadata, Value};
+pub use output::{check_output, check_part, part_path};
 pub use tensor::{Dtype, PART_ALIGN, Part, PartSpec, ScaleKind, TENSOR_ALIGN, Tensor, TensorSpec};
-pub use write::{FileLayout, TensorWriter, Writer, part_path};
+pub use write::{FileLayout, Sealed, TensorWriter, Writer};

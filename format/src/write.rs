@@ -2,10 +2,10 @@
 //!
 //! The plan comes first: from the shapes alone, [`FileLayout`] knows every offset, so tensors stream to their places
 //! and nothing is held back. [`Writer`] works on `{name}.part`, whose header stays zero (rule R25) until every byte is
-//! on the disk; only then is it renamed. The plan lies in the `.part` file from the start, so a resumed conversion
-//! proves that it continues the same file.
+//! on the disk. It is then sealed: complete, but still without its name, so that it can be read back before it takes
+//! the place of anything. The plan lies in the `.part` file from the start, so a resumed conversion proves that it
+//! continues the same file.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::error::Error;
 use crate::header::{Header, KNOWN_FEATURES, MAGIC, MAX_INDEX_LEN, VERSION, data_offset, directory_offset};
 use crate::metadata::Metadata;
+use crate::output::{check_output, check_part, look_at, other_than_file, part_path, sync_folder};
 use crate::tensor::{Placed, Tensor, TensorSpec, encode_entry, entry_len};
 
 /// Bytes gathered before they go to the file.
@@ -118,13 +119,6 @@ fn count(n: usize) -> Result<u32, Error> {
     u32::try_from(n).map_err(|_| Error::IndexTooLarge { len: n as u64, max: MAX_INDEX_LEN })
 }
 
-/// The name under which `final_path` is written until it is complete: `{final_path}.part`.
-pub fn part_path(final_path: &Path) -> PathBuf {
-    let mut name = OsString::from(final_path);
-    name.push(".part");
-    name.into()
-}
-
 /// Streams one file to disk.
 ///
 /// Dropping a writer leaves the `.part` file, for [`Writer::resume`] or for the caller to delete.
@@ -139,18 +133,21 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Starts `{final_path}.part`, at its full length, in place of any that is there.
+    /// Starts `{final_path}.part`, at its full length, in place of an unfinished one that is there.
     ///
     /// # Errors
-    /// [`Error::Exists`] when `final_path` is there and `overwrite` is false; [`Error::Io`].
+    /// [`Error::Exists`] when `final_path` is there and `overwrite` is false, [`Error::NotReplaceable`] when it is not
+    /// a regular file, [`Error::ForeignPart`] when the `.part` file is no writer's; [`Error::Io`].
     pub fn create(final_path: &Path, layout: FileLayout, overwrite: bool) -> Result<Self, Error> {
-        check_absent(final_path, overwrite)?;
+        check_output(final_path, overwrite)?;
         let part_path = part_path(final_path);
+        if check_part(final_path)?.is_some() {
+            std::fs::remove_file(&part_path).map_err(Error::io("remove", &part_path))?;
+        }
         let file = OpenOptions::new()
             .read(true)
             .write(true)
-            .create(true)
-            .truncate(true)
+            .create_new(true)
             .open(&part_path)
             .map_err(Error::io("create", &part_path))?;
         file.set_len(layout.file_len()).map_err(Error::io("reserve space for", &part_path))?;
@@ -167,12 +164,15 @@ impl Writer {
     ///
     /// # Errors
     /// [`Error::ResumeLength`], [`Error::ResumePlan`] or [`Error::ResumeDone`] when the `.part` file is not one of
-    /// this plan; [`Error::Io`].
+    /// this plan, [`Error::ForeignPart`] when it is no regular file; [`Error::Io`].
     pub fn resume(final_path: &Path, layout: FileLayout, done: &[u128]) -> Result<Self, Error> {
         let part_path = part_path(final_path);
         let n_tensors = layout.tensors().len();
         if done.len() > n_tensors {
             return Err(Error::ResumeDone { done: done.len(), n_tensors });
+        }
+        if let Some(found) = look_at(&part_path)?.and_then(|meta| other_than_file(&meta)) {
+            return Err(Error::ForeignPart { path: part_path, found });
         }
         let mut file = OpenOptions::new()
             .read(true)
@@ -235,11 +235,20 @@ impl Writer {
         self.out.get_ref().sync_data().map_err(Error::io("sync", &self.part_path))
     }
 
-    /// Completes the file: index and data reach the disk, then the header, and the file gets its final name.
+    /// Completes the file and gives it its final name: [`Writer::seal`], then [`Sealed::commit`].
     ///
     /// # Errors
-    /// [`Error::TensorsMissing`]; [`Error::Exists`] when the final name was taken in the meantime; [`Error::Io`].
-    pub fn finish(mut self) -> Result<(), Error> {
+    /// Those of the two.
+    pub fn finish(self) -> Result<(), Error> {
+        self.seal()?.commit()
+    }
+
+    /// Completes the `.part` file: index and data reach the disk, then the header. It can be opened and read back
+    /// now; the final name is as it was.
+    ///
+    /// # Errors
+    /// [`Error::TensorsMissing`]; [`Error::Io`].
+    pub fn seal(mut self) -> Result<Sealed, Error> {
         if let Some(next) = self.layout.tensors().get(self.hashes.len()) {
             return Err(Error::TensorsMissing { tensor: next.name.clone() });
         }
@@ -252,11 +261,7 @@ impl Writer {
         let Self { final_path, part_path, overwrite, out, .. } = self;
         let file = out.into_inner().map_err(|e| Error::io("write to", &part_path)(e.into_error()))?;
         file.sync_all().map_err(Error::io("sync", &part_path))?;
-        drop(file);
-        check_absent(&final_path, overwrite)?;
-        std::fs::rename(&part_path, &final_path)
-            .map_err(Error::io("rename the .part file to", &final_path))?;
-        sync_folder(&final_path)
+        Ok(Sealed { final_path, part_path, overwrite })
     }
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
@@ -268,27 +273,34 @@ impl Writer {
     }
 }
 
-fn check_absent(path: &Path, overwrite: bool) -> Result<(), Error> {
-    if !overwrite && path.symlink_metadata().is_ok() {
-        return Err(Error::Exists { path: path.to_owned() });
+/// A complete file that does not have its final name yet.
+///
+/// Dropping it leaves the `.part` file, which [`Writer::resume`] continues with every tensor done.
+#[derive(Debug)]
+#[must_use = "the file gets its final name by `commit`"]
+pub struct Sealed {
+    final_path: PathBuf,
+    part_path: PathBuf,
+    overwrite: bool,
+}
+
+impl Sealed {
+    /// Where the file is: open it to read it back.
+    pub fn part_path(&self) -> &Path {
+        &self.part_path
     }
-    Ok(())
-}
 
-/// Makes the rename itself durable.
-#[cfg(unix)]
-fn sync_folder(path: &Path) -> Result<(), Error> {
-    let folder = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
-    File::open(folder).and_then(|f| f.sync_all()).map_err(Error::io("sync the folder", folder))
-}
-
-/// Windows has no way to sync a folder; its file systems journal renames.
-#[cfg(not(unix))]
-fn sync_folder(_path: &Path) -> Result<(), Error> {
-    Ok(())
+    /// Gives the file its final name, for good once this returns.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] or [`Error::NotReplaceable`] when the final name was taken in the meantime; [`Error::Io`].
+    pub fn commit(self) -> Result<(), Error> {
+        let Self { final_path, part_path, overwrite } = self;
+        check_output(&final_path, overwrite)?;
+        std::fs::rename(&part_path, &final_path)
+            .map_err(Error::io("rename the .part file to", &final_path))?;
+        sync_folder(&final_path)
+    }
 }
 
 /// Takes the bytes of one tensor, exactly as many as it has, and hashes them as they pass.

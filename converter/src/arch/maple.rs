@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::Architecture;
 use super::flash::{FlashConfig, token_map};
-use super::tensors::{Ledger, kind};
+use super::tensors::{Ledger, PACKED, kind};
 use crate::config::RawConfig;
 use crate::error::Error;
 use crate::options::Options;
@@ -100,6 +100,7 @@ fn layout(config: &RawConfig, checkpoint: &Checkpoint) -> Result<Layout, Error> 
     match (kind.as_str(), any(".mlp.switch_mlp."), any(".mlp.experts.")) {
         ("2-bit MLX", _, false) => check_quantization(config).map(|()| Layout::Mlx2Bit),
         ("bfloat16", false, _) => Ok(Layout::HuggingFace),
+        (PACKED, ..) => Err(Error::ConfigMissing { key: "quantization.bits".to_owned() }),
         (_, true, true) => Err(unsupported(format!("{kind}, stacked and per-expert,"))),
         (_, true, false) => Err(unsupported(format!("{kind}, stacked-expert,"))),
         _ => Err(unsupported(kind)),

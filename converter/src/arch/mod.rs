@@ -31,7 +31,7 @@ pub(crate) fn find(config: &RawConfig, checkpoint: &Checkpoint) -> Result<&'stat
         .iter()
         .find(|architecture| found.is_some_and(|name| architecture.names.contains(&name)));
     known.ok_or_else(|| Error::UnsupportedArchitecture {
-        found: found.unwrap_or("model without \"architectures\" or \"model_type\" in config.json").to_owned(),
+        found: config.describe(),
         kind: tensors::kind(config, checkpoint),
         supported: ARCHITECTURES
             .iter()

@@ -67,6 +67,9 @@ impl<'a> Ledger<'a> {
     }
 }
 
+/// Packed integers, when config.json does not say of how many bits.
+pub(super) const PACKED: &str = "packed U32";
+
 /// What form most of the weights have: "8-bit MLX", "float16", ...
 pub(super) fn kind(config: &RawConfig, checkpoint: &Checkpoint) -> String {
     let bytes = |dtype: Dtype| -> u64 {
@@ -87,7 +90,7 @@ pub(super) fn kind(config: &RawConfig, checkpoint: &Checkpoint) -> String {
         config.object("quantization").ok().flatten().and_then(|quantization| quantization.size("bits").ok());
     match (most, bits) {
         (Dtype::U32, Some(bits)) => format!("{bits}-bit MLX"),
-        (Dtype::U32, None) => "MLX of unknown bits".to_owned(),
+        (Dtype::U32, None) => PACKED.to_owned(),
         (Dtype::BF16, _) => "bfloat16".to_owned(),
         (Dtype::F16, _) => "float16".to_owned(),
         (Dtype::F32, _) => "float32".to_owned(),

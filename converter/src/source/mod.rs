@@ -23,6 +23,9 @@ const SINGLE: &str = "model.safetensors";
 /// FlashHead data come in a file of their own, which an index need not name.
 pub(crate) const FLASH_FILE: &str = "model-flashhead.safetensors";
 
+/// Files of a checkpoint that a plan need not read.
+pub(crate) const SIDE_FILES: [&str; 2] = [INDEX, "tokenizer_config.json"];
+
 /// Longest text file (config, index, tokenizer, template) that is read, bytes.
 const MAX_TEXT_LEN: u64 = 256 << 20;
 

@@ -135,8 +135,8 @@ impl SynthSpec {
             ("hidden_size", self.hidden_size, 1 << 16, 128),
             ("n_layers", self.n_layers, 1 << 10, 1),
             ("full_every", self.full_every, 1 << 10, 1),
-            ("n_heads", self.n_heads, 1 << 10, self.n_kv_heads.max(1)),
             ("n_kv_heads", self.n_kv_heads, 1 << 10, 1),
+            ("n_heads", self.n_heads, 1 << 10, self.n_kv_heads),
             ("head_dim", self.head_dim, 1 << 10, 16),
             ("n_experts", self.n_experts, 1 << 12, 1),
             ("n_experts_used", self.n_experts_used, self.n_experts, 1),
@@ -145,21 +145,35 @@ impl SynthSpec {
             ("max_context", self.max_context, 1 << 28, 1),
             ("n_shards", self.n_shards, 999, 1),
         ];
-        for (name, value, most, multiple) in sizes {
-            if value == 0 || value > most || value % multiple != 0 {
-                let reason =
-                    format!("{name} = {value}; a multiple of {multiple} from {multiple} to {most} is needed");
-                return Err(Error::Synth { reason });
-            }
-        }
-        let Some(flash) = self.flash else { return Ok(()) };
-        let n_clusters = self.vocab_size.checked_div(flash.cluster_size).unwrap_or(0);
-        if n_clusters * flash.cluster_size != self.vocab_size || !(1..=n_clusters).contains(&flash.n_probes) {
-            let reason = format!("{flash:?} does not fit a vocabulary of {}", self.vocab_size);
-            return Err(Error::Synth { reason });
-        }
-        Ok(())
+        sizes
+            .into_iter()
+            .try_for_each(|(name, value, most, multiple)| check_size(name, value, most, multiple))?;
+        self.flash.map_or(Ok(()), |flash| check_flash(flash, self.vocab_size))
     }
+}
+
+fn check_size(name: &str, value: u64, most: u64, multiple: u64) -> Result<(), Error> {
+    if value != 0 && value <= most && value.is_multiple_of(multiple) {
+        return Ok(());
+    }
+    let wanted = if multiple == 1 { "a number".to_owned() } else { format!("a multiple of {multiple}") };
+    let reason = format!("{name} = {value}, but {wanted} from {multiple} to {most} is needed");
+    Err(Error::Synth { reason })
+}
+
+fn check_flash(flash: SynthFlash, vocab_size: u64) -> Result<(), Error> {
+    let SynthFlash { cluster_size, n_probes } = flash;
+    let n_clusters = vocab_size.checked_div(cluster_size).unwrap_or(0);
+    let reason = if n_clusters == 0 || n_clusters * cluster_size != vocab_size {
+        format!(
+            "a vocabulary of {vocab_size} cannot be cut into FlashHead clusters of {cluster_size}: choose a multiple, or leave FlashHead out"
+        )
+    } else if !(1..=n_clusters).contains(&n_probes) {
+        format!("{n_probes} of {n_clusters} FlashHead clusters cannot be probed: 1 to {n_clusters} can")
+    } else {
+        return Ok(());
+    };
+    Err(Error::Synth { reason })
 }
 
 /// The texts a synthetic checkpoint carries.
@@ -188,10 +202,10 @@ pub struct SynthReport {
 /// Writes a synthetic checkpoint into the new or empty folder `dir`.
 ///
 /// Every file is written under a temporary name first, and config.json and the index come last, so a folder that was
-/// not finished does not look like a checkpoint.
+/// not finished does not look like a checkpoint. After an error what was written is removed.
 ///
 /// # Errors
-/// [`Error::Synth`], [`Error::FolderNotEmpty`], [`Error::DiskSpace`], [`Error::Cancelled`], or an I/O error.
+/// [`Error::Synth`], [`Error::OutputNotAFolder`], [`Error::FolderNotEmpty`], [`Error::DiskSpace`], [`Error::Cancelled`], or an I/O error.
 pub fn synthesise(
     spec: &SynthSpec,
     texts: &SynthTexts<'_>,

@@ -10,17 +10,28 @@ use serde_json::{Map, Value, json};
 
 use super::tensors::{SynthTensor, flash_tensors, model_tensors};
 use super::{SynthLayout, SynthReport, SynthSpec, SynthTexts};
-use crate::convert::check_space;
 use crate::error::Error;
 use crate::progress::Progress;
 use crate::source::FLASH_FILE;
+use crate::target::check_space;
 
 /// Bytes made between two writes.
 const BATCH_LEN: u64 = 16 << 20;
 /// Bytes that one task makes.
 const TASK_LEN: u64 = 256 << 10;
-/// Room for headers, index and texts in the check of free space, bytes.
-const MARGIN: u64 = 64 << 20;
+/// What a file takes on the disk beyond its bytes, at most: the rest of its last block, and its entries in the folder.
+const FILE_SLACK: u64 = 16 << 10;
+
+/// Added to a name while the file is written.
+const PART: &str = ".part";
+/// The files besides the shards, in the order in which they are written.
+const SMALL_FILES: [&str; 5] = [
+    "tokenizer.json",
+    "chat_template.jinja",
+    "tokenizer_config.json",
+    "model.safetensors.index.json",
+    "config.json",
+];
 
 /// One safetensors file to be written.
 struct Shard {
@@ -28,7 +39,7 @@ struct Shard {
     tensors: Vec<SynthTensor>,
 }
 
-/// Writes everything; the config and the index come last.
+/// Writes everything; the config and the index come last. What was written is removed again if it does not end well.
 pub(super) fn write(
     spec: &SynthSpec,
     texts: &SynthTexts<'_>,
@@ -37,7 +48,42 @@ pub(super) fn write(
     progress: &dyn Progress,
     cancel: &AtomicBool,
 ) -> Result<SynthReport, Error> {
+    let new = !dir.exists();
     open_folder(dir)?;
+    let written = write_files(spec, texts, config, dir, progress, cancel);
+    if written.is_err() {
+        // Best effort: the reason why it failed is what matters.
+        let _ = clear_folder(dir, new);
+    }
+    written
+}
+
+/// Removes all files of a folder that was empty before, and the folder itself if it is new.
+fn clear_folder(dir: &Path, new: bool) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if is_own(name.strip_suffix(PART).unwrap_or(&name)) {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    if new { std::fs::remove_dir(dir) } else { Ok(()) }
+}
+
+/// Whether `name` is one that is written here.
+fn is_own(name: &str) -> bool {
+    let shard = name.strip_prefix("model-").and_then(|name| name.strip_suffix(".safetensors"));
+    SMALL_FILES.contains(&name) || name == FLASH_FILE || shard.is_some_and(|shard| shard.contains("-of-"))
+}
+
+fn write_files(
+    spec: &SynthSpec,
+    texts: &SynthTexts<'_>,
+    config: &Value,
+    dir: &Path,
+    progress: &dyn Progress,
+    cancel: &AtomicBool,
+) -> Result<SynthReport, Error> {
     let tensors = model_tensors(spec);
     let (n_tensors, payload_bytes) = (tensors.len(), tensors.iter().map(SynthTensor::len).sum::<u64>());
     let mut shards = split(tensors, spec.n_shards, payload_bytes);
@@ -45,23 +91,26 @@ pub(super) fn write(
     if !flash.is_empty() {
         shards.push(Shard { name: FLASH_FILE.to_owned(), tensors: flash });
     }
-    let total = shards.iter().flat_map(|shard| &shard.tensors).map(SynthTensor::len).sum::<u64>();
-    check_space(&dir.join("config.json"), total + MARGIN)?;
-    progress.phase("generate", total);
-    let format = if spec.layout == SynthLayout::Mlx2Bit { "mlx" } else { "pt" };
-    let mut file_bytes = 0;
-    for shard in &shards {
-        file_bytes += write_shard(dir, shard, format, progress, cancel)?;
-    }
     let pretty = |value: &Value| serde_json::to_vec_pretty(value).expect("plain JSON");
     let tokenizer_config = json!({ "eos_token": "<|im_end|>", "model_max_length": spec.max_context });
-    let small_files = [
-        ("tokenizer.json", texts.tokenizer.as_bytes().to_vec()),
-        ("chat_template.jinja", texts.chat_template.as_bytes().to_vec()),
-        ("tokenizer_config.json", pretty(&tokenizer_config)),
-        ("model.safetensors.index.json", pretty(&index(&shards, payload_bytes))),
-        ("config.json", pretty(config)),
-    ];
+    let small_files = SMALL_FILES.into_iter().zip([
+        texts.tokenizer.as_bytes().to_vec(),
+        texts.chat_template.as_bytes().to_vec(),
+        pretty(&tokenizer_config),
+        pretty(&index(&shards, payload_bytes)),
+        pretty(config),
+    ]);
+    let small_files: Vec<(&str, Vec<u8>)> = small_files.collect();
+    let format = if spec.layout == SynthLayout::Mlx2Bit { "mlx" } else { "pt" };
+    let headers: Vec<Vec<u8>> = shards.iter().map(|shard| header(shard, format)).collect();
+
+    let weights = shards.iter().flat_map(|shard| &shard.tensors).map(SynthTensor::len).sum::<u64>();
+    let file_bytes = weights + headers.iter().map(|header| 8 + header.len() as u64).sum::<u64>();
+    check_space(dir, dir, room(file_bytes, shards.len(), &small_files))?;
+    progress.phase("generate", weights);
+    for (shard, header) in shards.iter().zip(&headers) {
+        write_shard(dir, shard, header, progress, cancel)?;
+    }
     let mut files: Vec<String> = shards.into_iter().map(|shard| shard.name).collect();
     for (name, bytes) in small_files {
         write_file(dir, name, |file| Ok(file.write_all(&bytes)?))?;
@@ -70,7 +119,16 @@ pub(super) fn write(
     Ok(SynthReport { files, tensors: n_tensors, payload_bytes, file_bytes })
 }
 
+/// Disk space that shards of `file_bytes` and the small files take, bytes.
+fn room(file_bytes: u64, n_shards: usize, small_files: &[(&str, Vec<u8>)]) -> u64 {
+    let small = small_files.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
+    file_bytes + small + FILE_SLACK * (n_shards + small_files.len()) as u64
+}
+
 fn open_folder(dir: &Path) -> Result<(), Error> {
+    if dir.symlink_metadata().is_ok() && !dir.is_dir() {
+        return Err(Error::OutputNotAFolder { path: dir.to_owned() });
+    }
     std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     let mut entries = std::fs::read_dir(dir).map_err(Error::io("list", dir))?;
     if entries.next().is_some() {
@@ -126,17 +184,15 @@ fn header(shard: &Shard, format: &str) -> Vec<u8> {
 fn write_shard(
     dir: &Path,
     shard: &Shard,
-    format: &str,
+    header: &[u8],
     progress: &dyn Progress,
     cancel: &AtomicBool,
-) -> Result<u64, Error> {
-    let header = header(shard, format);
+) -> Result<(), Error> {
     write_file(dir, &shard.name, |file| {
         file.write_all(&(header.len() as u64).to_le_bytes())?;
-        file.write_all(&header)?;
+        file.write_all(header)?;
         shard.tensors.iter().try_for_each(|tensor| write_tensor(file, tensor, progress, cancel))
-    })?;
-    Ok(8 + header.len() as u64 + shard.tensors.iter().map(SynthTensor::len).sum::<u64>())
+    })
 }
 
 /// Why a file was not written.
@@ -153,7 +209,7 @@ impl From<std::io::Error> for Stop {
 
 /// Writes `name` under a temporary name and renames it.
 fn write_file(dir: &Path, name: &str, body: impl FnOnce(&mut File) -> Result<(), Stop>) -> Result<(), Error> {
-    let part: PathBuf = dir.join(format!("{name}.part"));
+    let part: PathBuf = dir.join(format!("{name}{PART}"));
     let mut file = File::create(&part).map_err(Error::io("create", &part))?;
     let written = body(&mut file).and_then(|()| Ok(file.sync_data()?));
     drop(file);
@@ -233,6 +289,13 @@ mod tests {
             let payload = shard.tensors.iter().map(SynthTensor::len).sum::<u64>();
             file.set_len(8 + header.len() as u64 + payload).unwrap();
         }
+    }
+
+    #[test]
+    fn the_room_asked_for_is_little_more_than_what_is_written() {
+        let small: Vec<(&str, Vec<u8>)> = SMALL_FILES.into_iter().map(|name| (name, vec![0; 5000])).collect();
+        let asked = room(1_800_000, 2, &small);
+        assert!((1_825_000..2_000_000).contains(&asked), "{asked}");
     }
 
     #[test]

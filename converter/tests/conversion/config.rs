@@ -116,6 +116,15 @@ fn recognised_by_architecture_or_model_type_alone() {
     check(json!(null), json!("maple"), true);
     check(json!(null), json!(null), false);
     check(json!(["LlamaForCausalLM"]), json!("llama"), false);
+    let copy = Copy::of(STRESS_MLX);
+    let llama = json!({ "model_type": "llama", "hidden_size": 64 });
+    std::fs::write(copy.file("config.json"), llama.to_string()).unwrap();
+    refused(
+        &copy,
+        &["config.json has model_type \"llama\", and the weights are packed U32", "supported: Maple"],
+    );
+    std::fs::write(copy.file("config.json"), "{}").unwrap();
+    refused(&copy, &["config.json has no architectures and no model_type"]);
 }
 
 #[test]
@@ -146,6 +155,13 @@ fn other_models_and_kinds_are_named() {
     other("F16", json!(null), "MapleForCausalLM", &["float16", "supported: MapleForCausalLM"]);
     other("U32", bits(8), "MapleForCausalLM", &["8-bit MLX", "supported"]);
     other("U32", bits(4), "MapleForCausalLM", &["4-bit MLX", "supported"]);
+    other(
+        "U32",
+        json!(null),
+        "LlamaForCausalLM",
+        &["[\"LlamaForCausalLM\"]", "packed U32", "supported: Maple"],
+    );
+    other("U32", json!(null), "MapleForCausalLM", &["no \"quantization.bits\""]);
 }
 
 #[test]
@@ -162,6 +178,8 @@ fn tokenizers_are_checked() {
     check(|tokenizer| tokenizer["added_tokens"][0]["id"] = json!(4096), "vocab_size 4096");
     check(|tokenizer| tokenizer["model"]["vocab"]["a"] = json!(-1), "which is not one");
     check(|tokenizer| drop(tokenizer.as_object_mut().unwrap().remove("model")), "no field \"model\"");
+    check(|tokenizer| tokenizer["version"] = json!("2.0"), "version is \"2.0\", only \"1.0\" is supported");
+    check(|tokenizer| tokenizer["version"] = json!(1), "version is 1,");
     let copy = Copy::of(STRESS_MLX);
     std::fs::write(copy.file("tokenizer.json"), "{").unwrap();
     refused(&copy, &["tokenizer.json", "EOF"]);
@@ -182,6 +200,30 @@ fn generation_defaults_and_the_embedded_template_are_taken() {
     assert_eq!(metadata.u64("generation.top_k").unwrap(), 40);
     assert_eq!(metadata.u64s("tokenizer.stop_ids").unwrap(), [3990, 3992, 3998]);
     assert_eq!(metadata.str("tokenizer.chat_template").unwrap(), "{{ x }}");
-    std::fs::write(copy.file("generation_config.json"), json!({ "top_p": 1.5 }).to_string()).unwrap();
-    refused(&copy, &["generation_config.json: top_p = 1.5"]);
+    for (settings, wanted) in [
+        (json!({ "top_p": 1.5 }), "top_p = 1.5"),
+        (json!({ "temperature": -1 }), "temperature = -1"),
+        (json!({ "top_k": "x" }), "top_k = \"x\""),
+        (json!({ "eos_token_id": [3992, 4096] }), "eos_token_id = [3992,4096]"),
+    ] {
+        std::fs::write(copy.file("generation_config.json"), settings.to_string()).unwrap();
+        let message = copy.plan_error().to_string();
+        assert!(
+            message.starts_with(&format!("generation_config.json: {wanted} is not supported")),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn an_empty_template_is_refused_where_it_is() {
+    for text in ["", " \n\t"] {
+        let copy = Copy::of(STRESS_MLX);
+        std::fs::write(copy.file("chat_template.jinja"), text).unwrap();
+        refused(&copy, &["chat template in chat_template.jinja is empty"]);
+        std::fs::remove_file(copy.file("chat_template.jinja")).unwrap();
+        let config = json!({ "chat_template": text }).to_string();
+        std::fs::write(copy.file("tokenizer_config.json"), config).unwrap();
+        refused(&copy, &["chat template in tokenizer_config.json is empty"]);
+    }
 }

@@ -9,4 +9,5 @@ mod files;
 mod lossless;
 mod resume;
 mod synth;
+mod target;
 mod weights;

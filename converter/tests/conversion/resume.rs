@@ -132,7 +132,7 @@ fn nothing_is_overwritten_unasked() {
 
     std::fs::create_dir(copy.out("folder")).unwrap();
     let error = convert_to(&copy.model(), &copy.out("folder"), &force);
-    assert!(matches!(error, Err(Error::OutputExists { .. })));
+    assert!(matches!(error, Err(Error::Format(samara_format::Error::NotReplaceable { .. }))));
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn resuming_without_anything_to_resume_converts() {
     let report = copy.convert(&resume()).unwrap();
     assert_eq!(report.resumed_tensors, 0);
     let out = copy.out("other.samara");
-    std::fs::write(part_path(&out), "not a journalled file").unwrap();
+    std::fs::write(part_path(&out), [0; 100]).unwrap();
     assert_eq!(convert_to(&copy.model(), &out, &resume()).unwrap().resumed_tensors, 0);
     assert!(std::fs::read(out).unwrap() == std::fs::read(copy.out("m.samara")).unwrap());
 }
@@ -178,11 +178,4 @@ fn a_source_that_changes_meanwhile_is_noticed() {
         matches!(error, Err(Error::SourceChanged { file }) if file == "model-00001-of-00002.safetensors")
     );
     assert!(!out.exists());
-}
-
-#[test]
-fn a_missing_output_folder_is_named() {
-    let copy = Copy::of(STRESS_MLX);
-    let error = convert_to(&copy.model(), &copy.out("no/such/m.samara"), &Options::default()).unwrap_err();
-    assert!(error.to_string().contains("no/such"), "{error}");
 }

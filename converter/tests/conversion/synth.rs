@@ -1,11 +1,12 @@
 //! Synthetic checkpoints: exact published sizes, the same weights in both layouts, and converters that accept them.
 
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::checkpoint::*;
 use samara_converter::{
-    Error, Options, Quiet, SynthFlash, SynthLayout, SynthReport, SynthSpec, SynthTexts, plan, synthesise,
+    Error, Options, Progress, Quiet, SynthFlash, SynthLayout, SynthReport, SynthSpec, SynthTexts, plan,
+    synthesise,
 };
 
 fn write(spec: &SynthSpec, dir: &Path) -> Result<SynthReport, Error> {
@@ -93,27 +94,66 @@ fn impossible_sizes_and_full_folders_are_refused() {
     let refused = |spec: SynthSpec, wanted: &str| {
         let message = write(&spec, &dir.path().join("x")).unwrap_err().to_string();
         assert!(message.contains(wanted), "{message}");
+        assert!(!message.contains("SynthFlash") && !message.contains("multiple of 1 "), "{message}");
         assert!(!dir.path().join("x").exists());
     };
-    refused(SynthSpec { hidden_size: 100, ..tiny.clone() }, "hidden_size = 100");
-    refused(SynthSpec { n_layers: 0, ..tiny.clone() }, "n_layers = 0");
+    refused(
+        SynthSpec { hidden_size: 100, ..tiny.clone() },
+        "hidden_size = 100, but a multiple of 128 from 128 to 65536 is needed",
+    );
+    refused(SynthSpec { n_layers: 0, ..tiny.clone() }, "n_layers = 0, but a number from 1 to 1024 is needed");
     refused(SynthSpec { n_experts_used: 9, ..tiny.clone() }, "n_experts_used = 9");
-    refused(SynthSpec { n_heads: 3, ..tiny.clone() }, "n_heads = 3");
-    refused(SynthSpec { vocab_size: 4097, ..tiny.clone() }, "does not fit a vocabulary");
+    refused(SynthSpec { n_heads: 3, ..tiny.clone() }, "n_heads = 3, but a multiple of 2 from 2");
+    refused(SynthSpec { n_kv_heads: 0, ..tiny.clone() }, "n_kv_heads = 0");
+    let flash = |cluster_size, n_probes| Some(SynthFlash { cluster_size, n_probes });
+    refused(SynthSpec { flash: flash(0, 1), ..tiny.clone() }, "clusters of 0");
+    refused(SynthSpec { flash: flash(32, 0), ..tiny.clone() }, "0 of 128 FlashHead clusters");
+    refused(SynthSpec { flash: flash(32, 129), ..tiny.clone() }, "129 of 128 FlashHead clusters");
+    refused(SynthSpec { vocab_size: 4097, ..tiny.clone() }, "a vocabulary of 4097 cannot be cut into");
     refused(SynthSpec { vocab_size: 64, flash: None, ..tiny.clone() }, "vocab_size 64");
     std::fs::write(dir.path().join("file"), "x").unwrap();
     assert!(matches!(write(&tiny, dir.path()), Err(Error::FolderNotEmpty { .. })));
+    assert!(matches!(write(&tiny, &dir.path().join("file")), Err(Error::OutputNotAFolder { .. })));
+    assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"x");
+}
+
+/// Progress that asks for a stop after `limit` bytes.
+struct Stop<'a> {
+    limit: u64,
+    done: AtomicU64,
+    cancel: &'a AtomicBool,
+}
+
+impl Progress for Stop<'_> {
+    fn phase(&self, _name: &'static str, _total: u64) {}
+    fn advance(&self, bytes: u64) {
+        if self.done.fetch_add(bytes, Ordering::Relaxed) + bytes >= self.limit {
+            self.cancel.store(true, Ordering::Relaxed);
+        }
+    }
+    fn message(&self, _text: &str) {}
 }
 
 #[test]
-fn a_cancelled_one_does_not_look_like_a_checkpoint() {
-    let dir = tempfile::tempdir().unwrap();
-    let model = dir.path().join("model");
+fn a_cancelled_one_can_be_made_again_at_once() {
+    let spec = SynthSpec::tiny(SynthLayout::HuggingFace);
+    let (_, payload) = spec.payload().unwrap();
     let read = |name: &str| std::fs::read_to_string(fixture(TINY).join(name)).unwrap();
     let (tokenizer, chat_template) = (read("tokenizer.json"), read("chat_template.jinja"));
     let texts = SynthTexts { tokenizer: &tokenizer, chat_template: &chat_template };
-    let spec = SynthSpec::tiny(SynthLayout::HuggingFace);
-    let error = synthesise(&spec, &texts, &model, &Quiet, &AtomicBool::new(true));
-    assert!(matches!(error, Err(Error::Cancelled { .. })));
-    assert!(matches!(plan(&model, &Options::default()), Err(Error::MissingFiles { .. })));
+    // At the start, in the first shard, in the second.
+    for (limit, there) in [(0, false), (payload / 4, true), (payload * 3 / 4, false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let model = dir.path().join("model");
+        if there {
+            std::fs::create_dir(&model).unwrap();
+        }
+        let cancel = AtomicBool::new(limit == 0);
+        let stop = Stop { limit, done: AtomicU64::new(0), cancel: &cancel };
+        let error = synthesise(&spec, &texts, &model, &stop, &cancel);
+        assert!(matches!(error, Err(Error::Cancelled { kept: None })), "{error:?}");
+        assert_eq!(model.exists(), there, "only a folder that was there before stays");
+        write(&spec, &model).unwrap();
+        plan(&model, &Options::default()).unwrap();
+    }
 }

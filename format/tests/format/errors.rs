@@ -396,7 +396,15 @@ fn paths() {
     let absent = SamaraFile::open(folder.path().join("absent.samara"), Access::Mmap).unwrap_err();
     assert!(matches!(absent, Error::Io { .. }) && absent.to_string().contains("absent.samara"), "{absent}");
     let not_a_file = SamaraFile::open(folder.path(), Access::Read).unwrap_err();
-    assert!(matches!(not_a_file, Error::NotAFile { .. }), "{not_a_file}");
+    assert!(matches!(not_a_file, Error::NotAFile { found: "a folder", .. }), "{not_a_file}");
+    std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+    let checkpoint = SamaraFile::open(folder.path(), Access::Read).unwrap_err();
+    assert!(matches!(checkpoint, Error::CheckpointFolder { .. }), "{checkpoint}");
+    assert!(checkpoint.to_string().contains("`samara convert`"), "{checkpoint}");
+    // The system's reason is in the message, so it is not a source to be printed once more.
+    assert!(
+        std::error::Error::source(&absent).is_none() && absent.to_string().matches("os error").count() == 1
+    );
 }
 
 /// One bit flipped in each section: the index says so by itself, `verify` names the tensor (R7, R20).

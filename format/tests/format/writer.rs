@@ -4,7 +4,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use samara_format::{
-    Access, Dtype, Error, FileLayout, Foreign, Metadata, PartSpec, SamaraFile, TensorSpec, Writer, part_path,
+    Access, Dtype, Error, FileLayout, Foreign, Metadata, PartSpec, SamaraFile, TensorSpec, Writer,
+    check_output, check_part, part_path,
 };
 
 use crate::sample::{content, write};
@@ -198,6 +199,110 @@ fn output_that_appears_in_the_meantime() {
     let error = writer.finish().unwrap_err();
     assert!(matches!(error, Error::Exists { .. }), "{error}");
     assert_eq!(std::fs::read(&folder.path).unwrap(), b"someone else's");
+}
+
+#[test]
+fn sealed_is_complete_without_the_name() {
+    let folder = Folder::new();
+    std::fs::write(&folder.path, b"the old file").unwrap();
+    let mut writer = Writer::create(&folder.path, layout(), true).unwrap();
+    let done: Vec<u128> = specs().iter().map(|_| write_next(&mut writer)).collect();
+    let sealed = writer.seal().unwrap();
+    assert_eq!(sealed.part_path(), part_path(&folder.path));
+    let file = SamaraFile::open(sealed.part_path(), Access::Read).unwrap();
+    file.index().tensors().iter().for_each(|tensor| file.verify(tensor).unwrap());
+    assert_eq!(std::fs::read(&folder.path).unwrap(), b"the old file");
+    // Not committed, it is continued with nothing left to write.
+    drop(sealed);
+    assert!(std::fs::read(part_path(&folder.path)).unwrap() == undisturbed());
+    Writer::resume(&folder.path, layout(), &done).unwrap().seal().unwrap().commit().unwrap();
+    assert!(std::fs::read(&folder.path).unwrap() == undisturbed());
+    assert_eq!(folder.names().len(), 1);
+}
+
+/// Puts something at a path.
+type Make = fn(&Path);
+
+/// Nothing but a regular file is replaced, nothing but a writer's `.part` file discarded, and both are looked at again
+/// before the name changes hands.
+#[test]
+fn what_is_in_the_way() {
+    let folder_there: Make = |path| std::fs::create_dir(path).unwrap();
+    let text: Make = |path| std::fs::write(path, b"text").unwrap();
+    let almost: Make = |path| std::fs::write(path, b"\x89SAMARAx").unwrap();
+    let mut rows = vec![(false, folder_there, "a folder"), (true, folder_there, "a folder")];
+    rows.extend([(true, text, "a file of something else"), (true, almost, "a file of something else")]);
+    for (make, found) in odd_things() {
+        rows.extend([(false, make, found), (true, make, found)]);
+    }
+    for (at_part, make, wanted) in rows {
+        let folder = Folder::new();
+        let mut writer = Writer::create(&folder.path, layout(), true).unwrap();
+        if !at_part {
+            for _ in specs() {
+                write_next(&mut writer);
+            }
+            make(&folder.path);
+            let error = writer.finish().unwrap_err();
+            assert!(matches!(error, Error::NotReplaceable { found, .. } if found == wanted), "{error}");
+            std::fs::remove_file(part_path(&folder.path)).unwrap();
+        } else {
+            std::fs::remove_file(part_path(&folder.path)).unwrap();
+            make(&part_path(&folder.path));
+        }
+        let kind = |path: &Path| path.symlink_metadata().unwrap().file_type();
+        let place = if at_part { part_path(&folder.path) } else { folder.path.clone() };
+        let before = (kind(&place), std::fs::read(&place).ok(), folder.names());
+        let error = Writer::create(&folder.path, layout(), true).unwrap_err();
+        match &error {
+            Error::ForeignPart { path, found } if at_part => assert_eq!((path, *found), (&place, wanted)),
+            Error::NotReplaceable { path, found } if !at_part => assert_eq!((path, *found), (&place, wanted)),
+            _ => panic!("{wanted}, .part: {at_part}: {error}"),
+        }
+        assert!(before == (kind(&place), std::fs::read(&place).ok(), folder.names()), "{wanted}");
+    }
+}
+
+#[cfg(unix)]
+fn odd_things() -> Vec<(Make, &'static str)> {
+    let link: Make = |path| std::os::unix::fs::symlink("nothing", path).unwrap();
+    let socket: Make = |path| drop(std::os::unix::net::UnixListener::bind(path).unwrap());
+    vec![(link, "a symbolic link"), (socket, "a device, a pipe or a socket")]
+}
+
+#[cfg(not(unix))]
+fn odd_things() -> Vec<(Make, &'static str)> {
+    Vec::new()
+}
+
+#[test]
+fn what_a_part_file_may_hold() {
+    let folder = Folder::new();
+    assert!(check_part(&folder.path).unwrap().is_none());
+    for (bytes, own) in [
+        (&b""[..], true),
+        (&[0], true),
+        (&[0; 64], true),
+        (&[&[0; 64][..], b"data"].concat(), true),
+        (&[&[0; 63][..], b"x"].concat(), false),
+        (b"\x89SAM", true),
+        (b"\x89SAMARA\n", true),
+        (&undisturbed(), true),
+        (b"\x89SAMX", false),
+        (b"x", false),
+        (&[&b"x"[..], &[0; 100]].concat(), false),
+    ] {
+        std::fs::write(part_path(&folder.path), bytes).unwrap();
+        let start = &bytes[..bytes.len().min(70)];
+        match check_part(&folder.path) {
+            Ok(there) => assert!(own && there.is_some(), "{start:?}"),
+            Err(error) => assert!(!own && matches!(error, Error::ForeignPart { .. }), "{start:?}: {error}"),
+        }
+    }
+    for name in ["", "..", "/"] {
+        let error = check_output(Path::new(name), true).unwrap_err();
+        assert!(matches!(error, Error::NotReplaceable { .. }), "{name:?}: {error}");
+    }
 }
 
 #[test]
