@@ -8,7 +8,7 @@ use std::{
 use crate::{
     engine::Engine,
     error::Error,
-    sample::{Sampler, SamplerSpec},
+    sample::Sampler,
     session::Session,
     text::{Event, ReasoningSplit, TextStream, Tokenizer},
 };
@@ -18,8 +18,6 @@ use crate::{
 pub struct Request<'a> {
     /// Prompt ids, at least one.
     pub prompt: &'a [u32],
-    /// How to choose tokens.
-    pub sampler: SamplerSpec,
     /// Texts that end the answer; they are not part of it. Reasoning may contain them.
     pub stop: &'a [String],
     /// Tokens that end the answer; they are not part of it.
@@ -60,19 +58,20 @@ pub struct Outcome {
     pub decode_time: Duration,
 }
 
-/// Runs a request; `on_event` gets the text as it comes, whole characters only.
+/// Runs a request; `on_event` gets the text as it comes, whole characters only. `sampler` goes on from where
+/// an earlier request left its random numbers.
 ///
 /// # Errors
-/// Bad sampler settings or stop texts before any work; a prompt that does not fit; non-finite values.
+/// Bad stop texts before any work; a prompt that does not fit; non-finite values.
 pub fn generate(
     engine: &mut Engine,
     session: &mut Session,
     tokenizer: &Tokenizer,
+    sampler: &mut Sampler,
     request: &Request<'_>,
     cancel: &AtomicBool,
     on_event: &mut dyn FnMut(Event),
 ) -> Result<Outcome, Error> {
-    let mut sampler = Sampler::new(request.sampler.clone())?;
     let mut reply = Reply::new(request)?;
     let mut logits = Vec::new();
     let start = Instant::now();
@@ -183,7 +182,6 @@ mod tests {
         let stop: Vec<String> = stop.iter().map(|text| (*text).to_owned()).collect();
         let request = Request {
             prompt: &[],
-            sampler: SamplerSpec::default(),
             stop: &stop,
             stop_ids: &[],
             max_tokens: None,
