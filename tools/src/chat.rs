@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use rustyline::{DefaultEditor, error::ReadlineError};
-use samara_runtime::{Error as RuntimeError, Event, Finish, Message};
+use samara_runtime::{Error as RuntimeError, Event, Message};
 
 use crate::{
     cli::Run,
@@ -24,7 +24,7 @@ use crate::{
 const HELP: &str = "\
 /help    this list
 /clear   forget the conversation
-/exit    leave (so does end of file, and Ctrl-C twice)
+/exit    leave (so does end of file, and Ctrl-C twice at the prompt)
 A line that ends with \\ goes on in the next one. Ctrl-C stops an answer.";
 
 /// What came from the keyboard.
@@ -44,18 +44,17 @@ trait LineSource {
 
 /// Who answers.
 trait Responder {
-    /// Answers the conversation, printing as it goes; what was said, and whether it was stopped.
+    /// Answers the conversation, printing as it goes; what was said.
     fn respond(&mut self, messages: &[Message]) -> Result<Response>;
     /// Something for the person, beside the conversation.
     fn say(&mut self, text: &str);
 }
 
-/// What was said.
+/// What was said, up to where it was stopped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Response {
     reasoning: String,
     answer: String,
-    stopped: bool,
 }
 
 /// Talks until the person leaves.
@@ -85,37 +84,35 @@ fn converse(lines: &mut dyn LineSource, responder: &mut dyn Responder, system: O
             Line::Text(text) => text,
         };
         interrupted = false;
-        match text.trim() {
-            "" => {}
-            "/exit" => return Ok(()),
-            "/help" => responder.say(HELP),
-            "/clear" => {
+        match command(&text) {
+            Command::Nothing => {}
+            Command::Exit => return Ok(()),
+            Command::Help => responder.say(HELP),
+            Command::Clear => {
                 messages.clone_from(&opening);
                 responder.say("forgotten");
             }
-            command if is_command(command) => {
-                responder.say(&format!("there is no {command}; /help lists commands"))
-            }
-            _ => interrupted = exchange(responder, &mut messages, text)?,
+            Command::Refused(why) => responder.say(&why),
+            Command::Message => exchange(responder, &mut messages, text)?,
         }
     }
 }
 
-/// One question and its answer; whether the answer was stopped.
-fn exchange(responder: &mut dyn Responder, messages: &mut Vec<Message>, text: String) -> Result<bool> {
+/// One question and its answer.
+fn exchange(responder: &mut dyn Responder, messages: &mut Vec<Message>, text: String) -> Result<()> {
     messages.push(Message::new("user", text));
     match responder.respond(messages) {
-        Ok(Response { reasoning, answer, stopped }) => {
+        Ok(Response { reasoning, answer }) => {
             let mut reply = Message::new("assistant", answer);
             reply.reasoning_content = (!reasoning.is_empty()).then_some(reasoning);
             messages.push(reply);
-            Ok(stopped)
+            Ok(())
         }
         // The conversation stands as it was, and can go on with less.
         Err(error) if matches!(error.downcast_ref(), Some(RuntimeError::PromptTooLong { .. })) => {
             messages.pop();
             responder.say(&format!("{error}; /clear forgets the conversation"));
-            Ok(false)
+            Ok(())
         }
         Err(error) => Err(error),
     }
@@ -140,10 +137,41 @@ fn message(lines: &mut dyn LineSource) -> Result<Line> {
     }
 }
 
-/// `/word` and nothing else; a path or a sentence that starts with a slash is a message.
-fn is_command(text: &str) -> bool {
-    text.strip_prefix('/')
-        .is_some_and(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_lowercase()))
+/// What a line asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Command {
+    Nothing,
+    Exit,
+    Help,
+    Clear,
+    /// Looks like a command and is none; with the reason.
+    Refused(String),
+    Message,
+}
+
+/// A slash and letters, in either case, are a command. With text behind it a known one is refused, since it may have
+/// been meant either way; a path or another sentence that starts with a slash is a message.
+fn command(text: &str) -> Command {
+    let text = text.trim();
+    let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+    let is_word = word
+        .strip_prefix('/')
+        .is_some_and(|letters| !letters.is_empty() && letters.chars().all(|c| c.is_ascii_alphabetic()));
+    let known = match word.to_ascii_lowercase().as_str() {
+        "/exit" => Some(Command::Exit),
+        "/help" => Some(Command::Help),
+        "/clear" => Some(Command::Clear),
+        _ => None,
+    };
+    match known {
+        _ if text.is_empty() => Command::Nothing,
+        Some(command) if rest.is_empty() => command,
+        Some(_) => Command::Refused(format!("{word} stands alone: nothing was done, and nothing was sent")),
+        None if is_word && rest.is_empty() => {
+            Command::Refused(format!("there is no {word}; /help lists commands"))
+        }
+        None => Command::Message,
+    }
 }
 
 /// The terminal, with editing and a history that outlives the program.
@@ -222,7 +250,7 @@ impl Responder for Printing<'_> {
         if !self.quiet {
             note(&format!("[{}]", summary(&outcome, self.speaker.engine.limits().context)));
         }
-        Ok(Response { reasoning, answer, stopped: outcome.finish == Finish::Cancelled })
+        Ok(Response { reasoning, answer })
     }
 
     fn say(&mut self, text: &str) {
@@ -246,7 +274,7 @@ mod tests {
         }
     }
 
-    /// Answers with the number of messages; `stop` stops, `long` does not fit.
+    /// Answers with the number of messages; `long` does not fit.
     #[derive(Default)]
     struct Echo {
         asked: Vec<Vec<String>>,
@@ -267,7 +295,7 @@ mod tests {
                 return Err(RuntimeError::PromptTooLong { prompt: 9, context: 8, max: 8 }.into());
             }
             let reasoning = if last.contains("plain") { String::new() } else { "why".to_owned() };
-            Ok(Response { reasoning, answer: messages.len().to_string(), stopped: last.contains("stop") })
+            Ok(Response { reasoning, answer: messages.len().to_string() })
         }
 
         fn say(&mut self, text: &str) {
@@ -302,7 +330,6 @@ mod tests {
             None,
             &[&["user:a\nb"], &["user:a\nb", "assistant:(why)1", "user:c\n"]],
         );
-        check(&["stop", "b"], None, &[&["user:stop"], &["user:stop", "assistant:(why)1", "user:b"]]);
         check(&["a long one", "b"], None, &[&["user:a long one"], &["user:b"]]);
         check(&["", "  ", "/help", "/nonsense", "/exit", "b"], None, &[]);
         check(&["/etc/passwd"], None, &[&["user:/etc/passwd"]]);
@@ -318,9 +345,9 @@ mod tests {
         check(&["^C", "^D"], None);
         check(&["^C", "^C"], Some(INTERRUPTED));
         check(&["^C", "a", "^C", "^D"], None);
-        // The first one stopped the answer.
-        check(&["stop", "^C"], Some(INTERRUPTED));
+        // One that stopped an answer does not count: it came before this prompt.
         check(&["a", "^C", "^D"], None);
+        check(&["^C", "a", "^C", "^C"], Some(INTERRUPTED));
         check(&["a\\", "^C", "^C"], Some(INTERRUPTED));
     }
 
@@ -335,6 +362,23 @@ mod tests {
         }
         let mut script = Script(vec![Line::Text("a".into())].into_iter());
         assert!(converse(&mut script, &mut Broken, None).is_err());
+    }
+
+    #[test]
+    fn a_slash_and_letters_are_a_command() {
+        let check = |text: &str, want: Command| assert_eq!(command(text), want, "{text:?}");
+        check("", Command::Nothing);
+        check(" \t", Command::Nothing);
+        check("/exit", Command::Exit);
+        check(" /Exit ", Command::Exit);
+        check("/HELP", Command::Help);
+        check("/Clear", Command::Clear);
+        for text in ["/clear now", "/Help me", "/exit\tplease", "/nonsense", "/Nonsense"] {
+            assert!(matches!(command(text), Command::Refused(_)), "{text:?}");
+        }
+        for text in ["/", "/etc/passwd", "/1", "/s are slashes", "a /clear", "hi"] {
+            check(text, Command::Message);
+        }
     }
 
     #[test]

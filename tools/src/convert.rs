@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use samara_converter::{Counts, Error, Options, Plan, PlanSummary, Report, convert, plan};
-use samara_runtime::format_bytes;
+use samara_converter::{Counts, Error, Options, Plan, PlanSummary, Report, check_target, convert, plan};
+use samara_runtime::{ChatTemplate, Message, RenderOptions, TextError, Tokenizer, format_bytes};
 use serde_json::json;
 
 use crate::{
@@ -13,13 +13,19 @@ use crate::{
     interrupt::{self, CANCEL},
     output::{json as print_json, line, note},
     progress::Reporter,
+    shell,
 };
+
+const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const TEMPLATE: &str = "chat_template.jinja";
 
 pub(crate) fn run(args: &cli::Convert) -> Result<()> {
     let options = options(args);
     let plan = plan(&args.checkpoint, &options)?;
+    check_texts(&plan, &args.checkpoint)?;
     if args.dry_run {
-        return show_plan(args, plan.summary());
+        return show_plan(args, &plan, &options);
     }
     if !args.json && !args.quiet {
         headline(plan.summary()).iter().for_each(|text| note(text));
@@ -29,6 +35,7 @@ pub(crate) fn run(args: &cli::Convert) -> Result<()> {
         let mut report = serde_json::to_value(&report).context("the report is not JSON")?;
         if let Some(object) = report.as_object_mut() {
             object.insert("event".to_owned(), json!("report"));
+            object.insert("notes".to_owned(), json!(plan.summary().notes));
         }
         // One object a line, like the progress before it.
         line(&report.to_string())?;
@@ -62,29 +69,98 @@ fn carry_out(plan: &Plan, args: &cli::Convert, options: &Options) -> Result<Repo
 
 /// The library speaks of its options; here they are flags, and there is a command to repeat.
 fn in_words_of_this_program(error: Error, args: &cli::Convert) -> anyhow::Error {
-    let (from, to) = (quoted(&args.checkpoint), quoted(&args.output));
-    let again = |flag: &str| format!("samara convert {from} -o {to} {flag}");
+    let again = |flags: &[&str]| again(args, flags);
+    // A file that --force was to replace is still there, and --resume does not replace.
+    let go_on = || match args.output.symlink_metadata() {
+        Ok(_) => format!("to start over: {}", again(&["--force"])),
+        Err(_) => format!("to go on: {}", again(&["--resume"])),
+    };
     let hint = match &error {
-        Error::Cancelled { kept: None } => return error.into(),
-        Error::Cancelled { kept: Some(_) } => format!("to go on: {}", again("--resume")),
+        Error::Cancelled { kept: Some(_) } | Error::DiskFull { .. } => go_on(),
         Error::UnfinishedExists { .. } => {
-            format!("to go on: {}\nto start over: {}", again("--resume"), again("--force"))
+            format!("to go on: {}\nto start over: {}", again(&["--resume"]), again(&["--force"]))
         }
-        Error::DiskFull { .. } => format!("then: {}", again("--resume")),
-        Error::OutputExists { .. } | Error::StaleJournal { .. } => {
-            format!("to replace it: {}", again("--force"))
+        Error::OutputExists { .. } | Error::StaleJournal { .. } | Error::JournalDamaged { .. } => {
+            format!("to replace it: {}", again(&["--force"]))
         }
-        Error::NotTernary { .. } => format!("to round such rows: {}", again("--ternarize")),
+        Error::SourceChanged { .. } | Error::VerifyFailed { .. } => {
+            format!("to start over: {}", again(&["--force"]))
+        }
+        Error::NotTernary { .. } => {
+            let force = args.force || samara_format::part_path(&args.output).exists();
+            let flags: &[&str] = if force { &["--ternarize", "--force"] } else { &["--ternarize"] };
+            format!("to round such rows: {}", again(flags))
+        }
         _ => return error.into(),
     };
     Failure::Hinted(Box::new(error), hint).into()
 }
 
-/// A path as it can be typed.
-fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let plain = |c: char| c.is_alphanumeric() || "/\\:._-+@~".contains(c);
-    if !text.is_empty() && text.chars().all(plain) { text } else { format!("\"{text}\"") }
+/// The command that was given, with other flags for what to do with files in the way.
+fn again(args: &cli::Convert, flags: &[&str]) -> String {
+    // Destructured whole, so that an option added later is not forgotten here.
+    let cli::Convert {
+        checkpoint,
+        output,
+        window,
+        ternarize,
+        force: _,
+        resume: _,
+        dry_run: _,
+        name,
+        license,
+        source_repository,
+        source_revision,
+        json,
+        quiet,
+        threads,
+    } = args;
+    let mut command = format!("samara convert {} -o {}", shell::path(checkpoint), shell::path(output));
+    let mut push = |word: &str| {
+        command.push(' ');
+        command.push_str(word);
+    };
+    if let Some(window) = window {
+        push(&format!("--window {window}"));
+    }
+    let texts = [
+        ("--name", name),
+        ("--license", license),
+        ("--source-repository", source_repository),
+        ("--source-revision", source_revision),
+    ];
+    for (option, text) in texts {
+        if let Some(text) = text {
+            push(&shell::option(option, text));
+        }
+    }
+    if threads.count() > 0 {
+        push(&format!("-t {}", threads.count()));
+    }
+    for (given, flag) in [(*json, "--json"), (*quiet, "--quiet"), (*ternarize, "--ternarize")] {
+        if given && !flags.contains(&flag) {
+            push(flag);
+        }
+    }
+    flags.iter().for_each(|flag| push(flag));
+    command
+}
+
+/// Has the tokenizer and the chat template answer for themselves, before an hour of work and not after it.
+fn check_texts(plan: &Plan, checkpoint: &Path) -> Result<()> {
+    let (tokenizer, template) = plan.texts()?;
+    let wrong = |file: &str, error: TextError| {
+        Failure::Input(format!("{}: {error}", checkpoint.join(file).display()))
+    };
+    let tokenizer = Tokenizer::from_json(tokenizer).map_err(|error| wrong(TOKENIZER, error))?;
+    let place = if checkpoint.join(TEMPLATE).is_file() { TEMPLATE } else { TOKENIZER_CONFIG };
+    let question = [Message::new("user", "Name three trees.")];
+    let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+    let pieces = ChatTemplate::new(template, &tokenizer)
+        .and_then(|template| template.render(&question, options))
+        .map_err(|error| wrong(place, error))?;
+    tokenizer.encode_pieces(&pieces).map_err(|error| wrong(TOKENIZER, error))?;
+    Ok(())
 }
 
 fn headline(summary: &PlanSummary) -> Vec<String> {
@@ -100,7 +176,9 @@ fn headline(summary: &PlanSummary) -> Vec<String> {
     lines
 }
 
-fn show_plan(args: &cli::Convert, summary: &PlanSummary) -> Result<()> {
+fn show_plan(args: &cli::Convert, plan: &Plan, options: &Options) -> Result<()> {
+    check_target(plan, &args.output, options).map_err(|error| in_words_of_this_program(error, args))?;
+    let summary = plan.summary();
     if args.json {
         return Ok(print_json(&serde_json::to_value(summary).context("the plan is not JSON")?)?);
     }
@@ -151,19 +229,4 @@ pub(crate) fn proof(report: &Report) -> Vec<String> {
         seconds.as_secs_f64()
     ));
     lines
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_are_quoted_where_a_shell_would_cut_them() {
-        let check = |path: &str, want: &str| assert_eq!(quoted(Path::new(path)), want);
-        check("a/b-c.samara", "a/b-c.samara");
-        check("модель.samara", "модель.samara");
-        check("a b", "\"a b\"");
-        check("", "\"\"");
-        check("a;b", "\"a;b\"");
-    }
 }

@@ -3,17 +3,19 @@
 use std::{io::Write, path::Path, sync::Arc};
 
 use anyhow::{Context, Result};
-use samara_converter::{Options, Quiet, convert, plan};
+use samara_converter::{Error, Options, Quiet, convert, plan};
 use samara_format::Access;
-use samara_runtime::{Message, Model, SamplerSpec, Session, format_bytes};
+use samara_runtime::{Finish, Message, Model, Sampler, SamplerSpec, Session, format_bytes};
 
 use crate::{
     cli::{Demo, Device, Engine},
     convert::proof,
+    failure::Failure,
     interrupt::{self, CANCEL},
     load::{self, Wants},
     output::{Printer, note},
     run::{Speaker, summary},
+    shell,
 };
 
 macro_rules! embedded {
@@ -40,6 +42,12 @@ pub(crate) fn embedded_text(name: &str) -> Option<&'static str> {
 }
 
 pub(crate) fn run(args: &Demo) -> Result<()> {
+    if args.prompt.is_empty() {
+        return Err(Failure::Input(
+            "the prompt given with -p is empty: there is nothing to answer".to_owned(),
+        )
+        .into());
+    }
     interrupt::listen()?;
     let folder = tempfile::Builder::new()
         .prefix("samara-demo-")
@@ -57,10 +65,14 @@ pub(crate) fn run(args: &Demo) -> Result<()> {
     let file = args.keep.as_deref().unwrap_or(&temporary);
     note("2. samara convert checkpoint -o tiny.samara");
     make(&checkpoint, file, args)?.iter().for_each(|text| note(&format!("   {text}")));
-    note(&format!("3. samara run tiny.samara --temp 0 -p {:?}", args.prompt));
+    note(&format!("3. samara run tiny.samara --temp 0 {}", shell::option("-p", &args.prompt)));
     answer(file, args)?;
     if let Some(path) = &args.keep {
-        note(&format!("The file stays at {0}. Chat with it: samara run {0}", path.display()));
+        note(&format!(
+            "The file stays at {}. Chat with it: samara run {}",
+            path.display(),
+            shell::path(path)
+        ));
     }
     Ok(())
 }
@@ -77,7 +89,25 @@ fn unpack(folder: &Path) -> Result<()> {
 fn make(checkpoint: &Path, file: &Path, args: &Demo) -> Result<Vec<String>> {
     let options = Options { threads: args.threads.count(), ..Options::default() };
     let plan = plan(checkpoint, &options)?;
-    Ok(proof(&convert(&plan, file, &options, &Quiet, &CANCEL)?))
+    let report = convert(&plan, file, &options, &Quiet, &CANCEL).map_err(in_words_of_the_demo)?;
+    Ok(proof(&report))
+}
+
+/// The converter speaks of options that `demo` does not have, and its checkpoint is gone when this ends.
+fn in_words_of_the_demo(error: Error) -> anyhow::Error {
+    match error {
+        Error::OutputExists { path } | Error::UnfinishedExists { path } => Failure::Usage(format!(
+            "{} exists already: choose another name for --keep, or remove it",
+            path.display()
+        ))
+        .into(),
+        Error::Cancelled { kept: Some(part) } => {
+            note(&format!("{} is unfinished and of no use: remove it", part.display()));
+            Failure::Interrupted.into()
+        }
+        Error::Cancelled { kept: None } => Failure::Interrupted.into(),
+        other => other.into(),
+    }
 }
 
 fn answer(file: &Path, args: &Demo) -> Result<()> {
@@ -87,14 +117,14 @@ fn answer(file: &Path, args: &Demo) -> Result<()> {
         Engine { device: Device::Auto, ctx: None, memory: None, no_mmap: false, threads: args.threads };
     let engine = load::engine(&model, &options, Wants::answers(false))?;
     load::explain(engine.placements()).iter().for_each(|text| note(&format!("   {text}")));
-    let tokenizer = model.tokenizer()?;
+    let (tokenizer, template) = load::texts(&model)?;
     let mut speaker = Speaker {
         engine,
         session: Session::new(0),
-        template: model.chat_template(&tokenizer)?,
+        template,
         tokenizer,
         // The sums are right when the likeliest token is taken.
-        sampler: SamplerSpec { temperature: 0.0, ..SamplerSpec::default() },
+        sampler: Sampler::new(SamplerSpec { temperature: 0.0, ..SamplerSpec::default() })?,
         stop: Vec::new(),
         stop_ids: model.stop_ids().to_vec(),
         max_tokens: Some(512),
@@ -105,5 +135,8 @@ fn answer(file: &Path, args: &Demo) -> Result<()> {
     printer.finish()?;
     std::io::stdout().flush()?;
     note(&format!("   {}", summary(&reply.outcome, speaker.engine.limits().context)));
-    Ok(())
+    match reply.outcome.finish {
+        Finish::Cancelled => Err(Failure::Interrupted.into()),
+        _ => Ok(()),
+    }
 }

@@ -33,3 +33,27 @@ pub(crate) fn run(args: &Devices) -> Result<()> {
     }
     Ok(())
 }
+
+/// Starts the program again with an XDG_RUNTIME_DIR if there is none: some drivers write to standard error without
+/// one, and a running process cannot safely give itself a variable. What it names holds no socket, so that nothing
+/// is connected to.
+#[cfg(target_os = "linux")]
+pub(crate) fn silence_drivers() {
+    use std::{env, os::unix::process::CommandExt, path::Path, process::Command};
+
+    const VARIABLE: &str = "XDG_RUNTIME_DIR";
+    if env::var_os(VARIABLE).is_some_and(|folder| Path::new(&folder).is_absolute()) {
+        return;
+    }
+    let (mut args, Ok(program)) = (env::args_os(), env::current_exe()) else { return };
+    let mut command = Command::new(program);
+    if let Some(name) = args.next() {
+        command.arg0(name);
+    }
+    // Comes back only if it failed; then the drivers may speak.
+    let _ = command.args(args).env(VARIABLE, "/nonexistent").exec();
+}
+
+/// Elsewhere drivers say nothing.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn silence_drivers() {}

@@ -59,6 +59,9 @@ fn to_text(machine: &Machine, adapters: &[Adapter], kernels: &Kernels) -> Vec<St
     if let Some(limit) = machine.memory_limit {
         lines.push(format!("           limited to {} by the control group", format_bytes(limit)));
     }
+    if let Some(left) = machine.process_left {
+        lines.push(format!("           the limits of this process (ulimit) leave {}", format_bytes(left)));
+    }
     let page = machine.page_size.map_or_else(|| "unknown".to_owned(), |size| format!("{size} bytes"));
     lines.push(format!("page size  {page}"));
     match adapters {

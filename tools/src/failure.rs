@@ -6,7 +6,9 @@ use std::{fmt, io, process::ExitCode};
 
 use samara_converter::Error as ConvertError;
 use samara_format::Error as FormatError;
-use samara_runtime::Error as RuntimeError;
+use samara_runtime::{Error as RuntimeError, SampleError, TextError};
+
+use crate::output::{self, Json};
 
 /// Something failed while working.
 pub(crate) const FAILED: u8 = 1;
@@ -50,8 +52,9 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Prints an error and returns its exit code. A reader that went away is no error.
-pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
+/// Prints an error, for machines too where they were promised JSON, and returns its exit code. A reader that went
+/// away is no error.
+pub(crate) fn report(error: &anyhow::Error, json: Json) -> ExitCode {
     if error
         .chain()
         .filter_map(|cause| cause.downcast_ref::<io::Error>())
@@ -61,9 +64,11 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     }
     match error.downcast_ref::<Failure>() {
         Some(Failure::Interrupted) => {}
-        _ => crate::output::error(&format!("{error:#}")),
+        _ => output::error(&format!("{error:#}")),
     }
-    ExitCode::from(code(error))
+    let code = code(error);
+    output::json_error(json, &format!("{error:#}"), code);
+    ExitCode::from(code)
 }
 
 /// The exit code of an error: that of the first cause whose type decides it.
@@ -86,6 +91,9 @@ fn code_of(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
         return Some(runtime(error));
     }
     if let Some(error) = cause.downcast_ref() {
+        return Some(text(error));
+    }
+    if let Some(error) = cause.downcast_ref() {
         return Some(converter(error));
     }
     if let Some(error) = cause.downcast_ref() {
@@ -97,12 +105,11 @@ fn code_of(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
 fn runtime(error: &RuntimeError) -> u8 {
     match error {
         RuntimeError::Format(error) => format(error),
-        RuntimeError::Text(samara_runtime::TextError::EmptyStop { .. }) => USAGE,
-        RuntimeError::Sample(samara_runtime::SampleError::BadLogit { .. }) => FAILED,
+        RuntimeError::Text(error) => text(error),
+        RuntimeError::Sample(SampleError::BadLogit { .. }) => FAILED,
         RuntimeError::Sample(_) | RuntimeError::ContextTooLarge { .. } => USAGE,
         RuntimeError::Memory { .. } => SPACE,
-        RuntimeError::Text(_)
-        | RuntimeError::UnknownArchitecture { .. }
+        RuntimeError::UnknownArchitecture { .. }
         | RuntimeError::InvalidMetadata { .. }
         | RuntimeError::MissingTensor { .. }
         | RuntimeError::TensorShape { .. }
@@ -114,17 +121,29 @@ fn runtime(error: &RuntimeError) -> u8 {
     }
 }
 
+fn text(error: &TextError) -> u8 {
+    match error {
+        TextError::EmptyStop { .. } => USAGE,
+        _ => INPUT,
+    }
+}
+
 fn converter(error: &ConvertError) -> u8 {
     match error {
         ConvertError::Format(error) => format(error),
-        ConvertError::Io { source, .. } => system(source),
+        ConvertError::Io { cause, .. } => system(cause),
         ConvertError::OutputExists { .. }
         | ConvertError::UnfinishedExists { .. }
+        | ConvertError::OutputIsSource { .. }
+        | ConvertError::NoOutputFolder { .. }
+        | ConvertError::OutputNotAFolder { .. }
+        | ConvertError::Busy { .. }
+        | ConvertError::ForeignJournal { .. }
         | ConvertError::FolderNotEmpty { .. }
         | ConvertError::Synth { .. } => USAGE,
         ConvertError::DiskSpace { .. } | ConvertError::DiskFull { .. } => SPACE,
         ConvertError::Cancelled { .. } => INTERRUPTED,
-        ConvertError::VerifyFailed { .. } => FAILED,
+        ConvertError::VerifyFailed { .. } | ConvertError::Threads { .. } => FAILED,
         _ => INPUT,
     }
 }
@@ -133,6 +152,9 @@ fn format(error: &FormatError) -> u8 {
     match error {
         FormatError::Io { cause, .. } => system(cause),
         FormatError::InFile { defect, .. } => format(defect),
+        FormatError::Exists { .. } | FormatError::NotReplaceable { .. } | FormatError::ForeignPart { .. } => {
+            USAGE
+        }
         _ => INPUT,
     }
 }
@@ -190,6 +212,10 @@ mod tests {
         check(RuntimeError::Format(io_error(io::ErrorKind::OutOfMemory)).into(), SPACE);
         check(RuntimeError::Format(FormatError::Unfinished).into(), INPUT);
         check(RuntimeError::EmptyPrompt.into(), INPUT);
+        let render = || TextError::TemplateRender { message: "m".into() };
+        check(render().into(), INPUT);
+        check(RuntimeError::Text(render()).into(), INPUT);
+        check(RuntimeError::Text(TextError::EmptyStop { index: 0 }).into(), USAGE);
         check(RuntimeError::ContextTooLarge { context: 9, max: 8 }.into(), USAGE);
         check(RuntimeError::PromptTooLong { prompt: 9, context: 8, max: 8 }.into(), INPUT);
         check(RuntimeError::NonFinite { layer: 1, what: "the router's logits" }.into(), FAILED);
@@ -205,13 +231,22 @@ mod tests {
             SPACE,
         );
         check(ConvertError::OutputExists { path: path() }.into(), USAGE);
+        check(ConvertError::Busy { path: path() }.into(), USAGE);
+        check(ConvertError::OutputIsSource { path: path(), file: "config.json".into() }.into(), USAGE);
+        check(ConvertError::NoOutputFolder { path: path() }.into(), USAGE);
+        check(ConvertError::OutputNotAFolder { path: path() }.into(), USAGE);
+        check(ConvertError::ForeignJournal { path: path() }.into(), USAGE);
+        check(FormatError::Exists { path: path() }.into(), USAGE);
+        check(FormatError::NotReplaceable { path: path(), found: "a folder" }.into(), USAGE);
+        check(FormatError::ForeignPart { path: path(), found: "a folder" }.into(), USAGE);
         check(ConvertError::MissingFiles { dir: path(), files: vec![] }.into(), INPUT);
         check(ConvertError::DiskSpace { path: path(), needed: 2, available: 1 }.into(), SPACE);
         check(ConvertError::DiskFull { part: path() }.into(), SPACE);
         check(ConvertError::Cancelled { kept: Some(path()) }.into(), INTERRUPTED);
         check(ConvertError::Format(FormatError::Empty).into(), INPUT);
+        check(ConvertError::Threads { n: 8, reason: "r".into() }.into(), FAILED);
         check(
-            ConvertError::Io { action: "write", path: path(), source: kind(io::ErrorKind::StorageFull) }
+            ConvertError::Io { action: "write", path: path(), cause: kind(io::ErrorKind::StorageFull) }
                 .into(),
             SPACE,
         );

@@ -1,5 +1,7 @@
 //! `samara inspect`: what is in a file, down to the last byte of padding.
 
+use std::io::IsTerminal;
+
 use anyhow::Result;
 use samara_format::{Access, Index, Metadata, SamaraFile, TENSOR_ALIGN, Tensor, Value};
 use samara_runtime::format_bytes;
@@ -65,10 +67,13 @@ fn print_value(metadata: &Metadata, key: &str, as_json: bool) -> Result<()> {
         let known: Vec<&str> = metadata.iter().map(|(key, _)| key).collect();
         Failure::Usage(format!("the file has no metadata key {key:?}; it has: {}", known.join(", ")))
     })?;
+    // A pipe gets the bytes; a terminal would obey them.
+    let terminal = std::io::stdout().is_terminal();
+    let show = |text: &String| if terminal { line(&visible(text)) } else { line(text) };
     match value {
         _ if as_json => print_json(&value_json(value))?,
-        Value::Str(text) => line(text)?,
-        Value::Strs(texts) => texts.iter().try_for_each(|text| line(text))?,
+        Value::Str(text) => show(text)?,
+        Value::Strs(texts) => texts.iter().try_for_each(show)?,
         other => line(&value_json(other).to_string())?,
     }
     Ok(())

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::failure::INTERRUPTED;
 
-/// Set by Ctrl-C (and by a request to terminate).
+/// Set by Ctrl-C. A request to terminate ends the program as it does any other.
 pub(crate) static CANCEL: AtomicBool = AtomicBool::new(false);
 
 /// From here on Ctrl-C sets [`CANCEL`]; pressed again before anyone has looked, it ends the program.

@@ -5,7 +5,8 @@ use std::{path::Path, sync::Arc, time::Instant};
 use anyhow::Result;
 use samara_format::Access;
 use samara_runtime::{
-    Device, Engine, EngineOptions, MemoryPlan, Model, Placement, check_memory, format_bytes, largest_context,
+    ChatTemplate, Device, Engine, EngineOptions, MemoryPlan, Model, Placement, Tokenizer, check_memory,
+    format_bytes, largest_context,
 };
 
 use crate::{cli, failure::Failure, machine::Machine, output::note};
@@ -55,7 +56,7 @@ pub(crate) fn open(path: &Path, args: &cli::Engine) -> Result<Arc<Model>> {
     if args.no_mmap
         && let Ok(meta) = path.metadata()
     {
-        let available = available(args);
+        let available = available(args, 0);
         if meta.len() > available {
             return Err(Failure::Space(format!(
                 "{} is {}, and {} of memory are available: leave --no-mmap out, a mapped file need not fit",
@@ -69,18 +70,69 @@ pub(crate) fn open(path: &Path, args: &cli::Engine) -> Result<Arc<Model>> {
     Ok(Arc::new(Model::open(path, access)?))
 }
 
-/// Bytes that may be allocated.
-fn available(args: &cli::Engine) -> u64 {
-    args.memory.unwrap_or_else(|| Machine::detect().memory_available)
+/// Bytes of address space that a thread takes: its stack, and the arena that glibc reserves for it.
+const THREAD_SPACE: u64 = 66 << 20;
+
+/// Bytes that may be allocated when `loaded` bytes of what --memory grants are taken. The limits of the process hold
+/// whatever --memory says: going over them ends it.
+fn available(args: &cli::Engine, loaded: u64) -> u64 {
+    let machine = Machine::detect();
+    let granted = args.memory.map_or(machine.memory_available, |memory| memory.saturating_sub(loaded));
+    let left = machine.process_left.map(|left| left.saturating_sub(thread_space(args, &machine)));
+    granted.min(left.unwrap_or(u64::MAX))
+}
+
+fn thread_space(args: &cli::Engine, machine: &Machine) -> u64 {
+    let threads = match args.threads.count() {
+        0 => machine.threads,
+        threads => threads,
+    };
+    THREAD_SPACE * threads as u64
+}
+
+/// What of the limits of the process is left for what, if there are any.
+fn process_limits(args: &cli::Engine) -> Option<String> {
+    let machine = Machine::detect();
+    let (left, threads) = (format_bytes(machine.process_left?), format_bytes(thread_space(args, &machine)));
+    Some(format!(
+        "the limits of this process (ulimit) leave {left}, and its threads may take {threads} of that; -t sets their \
+         number"
+    ))
+}
+
+/// Tokenizer and chat template of the file.
+pub(crate) fn texts(model: &Model) -> Result<(Tokenizer, ChatTemplate)> {
+    let tokenizer = tokenizer(model)?;
+    let template = model.chat_template(&tokenizer)?;
+    Ok((tokenizer, template))
+}
+
+/// Tokenizer of the file.
+///
+/// # Errors
+/// Those of the text, and too little memory for it where the process has a limit: a vocabulary takes many times its
+/// text.
+pub(crate) fn tokenizer(model: &Model) -> Result<Tokenizer> {
+    // Converting with Qwen's tokenizer (11.4 MB) takes 142 MB in all, a dozen times its text; twice that is safe.
+    const COPIES: u64 = 24;
+    const BASE: u64 = 16 << 20;
+    let text = model.file().index().metadata().str("tokenizer.json").map_or(0, str::len) as u64;
+    let needed = BASE + COPIES * text;
+    if let Some(left) = Machine::detect().process_left.filter(|left| *left < needed) {
+        return Err(Failure::Space(format!(
+            "the tokenizer needs up to {} of memory and the limits of this process (ulimit) leave {}: raise them",
+            format_bytes(needed),
+            format_bytes(left)
+        ))
+        .into());
+    }
+    Ok(model.tokenizer()?)
 }
 
 /// Settles the context, prints the memory sum, and allocates.
 pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Result<Engine> {
-    let available = available(args).saturating_sub(if args.memory.is_some() && args.no_mmap {
-        model.file().index().file_len()
-    } else {
-        0
-    });
+    let loaded = if args.no_mmap { model.file().index().file_len() } else { 0 };
+    let available = available(args, loaded);
     let max = model.architecture().max_context;
     let mut options = EngineOptions {
         device: args.device.into(),
@@ -101,7 +153,13 @@ pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Re
     if wants.say {
         note(&memory_line(&plan, args.no_mmap, available, largest, max));
     }
-    check_memory(model, &options, available)?;
+    let checked = check_memory(model, &options, available);
+    if checked.is_err()
+        && let Some(limits) = process_limits(args)
+    {
+        note(&limits);
+    }
+    checked?;
     Ok(Engine::new(Arc::clone(model), &options)?)
 }
 

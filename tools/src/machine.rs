@@ -21,6 +21,8 @@ pub(crate) struct Machine {
     pub(crate) memory_available: u64,
     /// Limit of the control group, bytes, if it is below the RAM.
     pub(crate) memory_limit: Option<u64>,
+    /// Bytes that this process may still map or allocate by its own limits (`ulimit -v`, `ulimit -d`), if it has any.
+    pub(crate) process_left: Option<u64>,
     /// Operating system and architecture.
     pub(crate) system: String,
     /// Bytes of a page, if known.
@@ -35,8 +37,10 @@ impl Machine {
             .with_memory(MemoryRefreshKind::nothing().with_ram());
         let system = System::new_with_specifics(refresh).ok();
         let cgroup = system.as_ref().and_then(System::cgroup_limits);
+        let process_left = process_left();
         let total = system.as_ref().map_or(0, System::total_memory);
-        let available = system.as_ref().map_or(0, System::available_memory);
+        // Unknown is no reason to refuse.
+        let available = system.as_ref().map_or(u64::MAX, System::available_memory);
         let cpu =
             system.as_ref().and_then(|system| system.cpus().first()).map(|cpu| cpu.brand().trim().to_owned());
         Machine {
@@ -45,7 +49,12 @@ impl Machine {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             features: features(),
             memory_total: total,
-            memory_available: cgroup.as_ref().map_or(available, |limit| available.min(limit.free_memory)),
+            // A group's free memory would count the page cache as used, a model's own pages among it.
+            memory_available: cgroup
+                .as_ref()
+                .map_or(available, |limit| available.min(limit.total_memory.saturating_sub(limit.rss)))
+                .min(process_left.unwrap_or(u64::MAX)),
+            process_left,
             memory_limit: cgroup.map(|limit| limit.total_memory).filter(|limit| *limit < total),
             system: format!(
                 "{}, {}",
@@ -66,6 +75,7 @@ impl Machine {
             "memory_total": self.memory_total,
             "memory_available": self.memory_available,
             "memory_limit": self.memory_limit,
+            "process_memory_left": self.process_left,
             "system": self.system,
             "page_size": self.page_size,
             "gpus": adapters.iter().map(adapter_json).collect::<Vec<_>>(),
@@ -130,6 +140,32 @@ fn page_size() -> Option<u64> {
     None
 }
 
+/// What the limits of this process leave, with all that it has mapped so far counted.
+#[cfg(target_os = "linux")]
+fn process_left() -> Option<u64> {
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/self/{name}")).ok();
+    left(&read("limits")?, &read("status")?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn process_left() -> Option<u64> {
+    None
+}
+
+/// The smaller rest of address space and data size, from the kernel's tables of limits and of use.
+#[cfg(any(target_os = "linux", test))]
+fn left(limits: &str, status: &str) -> Option<u64> {
+    let number = |table: &str, row: &str| {
+        let rest = table.lines().find_map(|line| line.strip_prefix(row))?;
+        rest.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    let rest = |limit: &str, used: &str| {
+        let used = number(status, used)?.checked_mul(1024)?;
+        Some(number(limits, limit)?.saturating_sub(used))
+    };
+    [rest("Max address space", "VmSize:"), rest("Max data size", "VmData:")].into_iter().flatten().min()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,5 +176,25 @@ mod tests {
         assert!(machine.threads >= 1 && !machine.cpu.is_empty(), "{machine:?}");
         assert!(machine.memory_total > 0 && machine.memory_available <= machine.memory_total, "{machine:?}");
         assert!(machine.page_size.is_none_or(|size| size.is_power_of_two() && size >= 4096), "{machine:?}");
+    }
+
+    #[test]
+    fn the_smaller_rest_of_two_limits_counts() {
+        let check = |space: &str, data: &str, want: Option<u64>| {
+            let limits = format!(
+                "Limit                     Soft Limit           Hard Limit           Units     \n\
+                 Max data size             {data}            unlimited            bytes     \n\
+                 Max address space         {space}            unlimited            bytes     \n"
+            );
+            let status = "Name:\tsamara\nVmPeak:\t    9000 kB\nVmSize:\t    3000 kB\nVmData:\t     200 kB\n";
+            assert_eq!(left(&limits, status), want, "{space} {data}");
+        };
+        check("unlimited", "unlimited", None);
+        check("4096000", "unlimited", Some(4_096_000 - 3000 * 1024));
+        check("unlimited", "4096000", Some(4_096_000 - 200 * 1024));
+        check("4096000", "4096000", Some(4_096_000 - 3000 * 1024));
+        check("4096000", "300000", Some(300_000 - 200 * 1024));
+        check("1024", "unlimited", Some(0));
+        assert_eq!(left("", ""), None);
     }
 }

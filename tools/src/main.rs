@@ -22,6 +22,7 @@ mod ppl;
 mod progress;
 mod prompt;
 mod run;
+mod shell;
 mod synth;
 mod verify;
 
@@ -34,12 +35,12 @@ use crate::cli::{Cli, Command};
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            // Help goes to standard output, which may be closed: nothing is left to say then.
-            let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(failure::USAGE) } else { ExitCode::SUCCESS };
-        }
+        Err(error) => return refused(&error),
     };
+    if matches!(cli.command, Command::Bench(_) | Command::Devices(_) | Command::Doctor(_)) {
+        devices::silence_drivers();
+    }
+    let json = cli.command.json();
     let result = match cli.command {
         Command::Convert(args) => convert::run(&args),
         Command::Run(args) => run::run(*args),
@@ -55,6 +56,21 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failure::report(&error),
+        Err(error) => failure::report(&error, json),
     }
+}
+
+/// Help, the version, or what is wrong with the command line.
+fn refused(error: &clap::Error) -> ExitCode {
+    // Help goes to standard output, which may be closed: nothing is left to say then.
+    let _ = error.print();
+    if !error.use_stderr() {
+        return ExitCode::SUCCESS;
+    }
+    if std::env::args_os().any(|arg| arg == "--json") {
+        let text = error.render().to_string();
+        let text = text.trim().trim_start_matches("error: ");
+        output::json_error(output::Json::Object, text, failure::USAGE);
+    }
+    ExitCode::from(failure::USAGE)
 }

@@ -3,10 +3,14 @@
 //! Style is used on terminals that can show it and nowhere else (`NO_COLOR`, `TERM=dumb`, a pipe: plain). Text of
 //! the model goes out as it is to files and pipes; on a terminal its control characters are shown, not obeyed.
 
-use std::io::{self, IsTerminal, Write};
+use std::{
+    io::{self, IsTerminal, Write},
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use anstyle::{AnsiColor, Style};
 use samara_runtime::Event;
+use serde_json::json;
 
 const ERROR: Style = AnsiColor::Red.on_default().bold();
 const DIM: Style = Style::new().dimmed();
@@ -26,9 +30,37 @@ pub(crate) fn line(text: &str) -> io::Result<()> {
     writeln!(io::stdout(), "{text}")
 }
 
+/// What a machine that reads standard output was promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Json {
+    /// Nothing: a person reads it.
+    No,
+    /// One object.
+    Object,
+    /// An object on each line.
+    Lines,
+}
+
+/// Whether the one object has been printed.
+static OBJECT_PRINTED: AtomicBool = AtomicBool::new(false);
+
 /// A JSON value on standard output, indented.
 pub(crate) fn json(value: &serde_json::Value) -> io::Result<()> {
+    OBJECT_PRINTED.store(true, Ordering::Relaxed);
     writeln!(io::stdout(), "{value:#}")
+}
+
+/// An error on standard output, for machines; where one object was promised and printed, that one stays alone.
+pub(crate) fn json_error(json: Json, text: &str, exit_code: u8) {
+    let value = match json {
+        Json::Object if !OBJECT_PRINTED.load(Ordering::Relaxed) => {
+            json!({ "error": text, "exit_code": exit_code })
+        }
+        Json::Lines => json!({ "event": "error", "error": text, "exit_code": exit_code }),
+        _ => return,
+    };
+    // Standard error has the same, and nobody may be left to tell.
+    let _ = writeln!(io::stdout(), "{value}");
 }
 
 /// How reasoning is printed.

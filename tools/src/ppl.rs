@@ -3,20 +3,22 @@
 //! Logits are looked at as they come and not kept: a vocabulary times a text is more than most machines hold.
 
 use std::{
-    fs::File,
-    io::{BufWriter, Write},
-    path::Path,
+    io::{BufWriter, IntoInnerError, Write},
+    path::{Path, PathBuf},
+    sync::atomic::Ordering,
 };
 
 use anyhow::{Context, Result};
 use safetensors::{Dtype, SafeTensors};
 use samara_runtime::{Engine, Model, Specials, divergence, log_prob, score};
 use serde_json::{Map, Value, json};
+use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::{
     cli::Ppl,
-    failure::Failure,
+    failure::{Failure, INTERRUPTED},
+    interrupt::{self, CANCEL},
     load::{self, Wants},
     output::{json as print_json, line},
     prompt,
@@ -26,6 +28,7 @@ use crate::{
 const WINDOW: usize = 2048;
 
 pub(crate) fn run(args: &Ppl) -> Result<()> {
+    check_save(args)?;
     let model = load::open(&args.model, &args.engine)?;
     let golden = args.logits.as_deref().map(Golden::read).transpose()?;
     let longest = golden.iter().flat_map(|golden| &golden.sequences).map(|sequence| sequence.ids.len()).max();
@@ -33,7 +36,8 @@ pub(crate) fn run(args: &Ppl) -> Result<()> {
         load::engine(&model, &args.engine, Wants::logits(WINDOW.max(longest.unwrap_or(0)), !args.json))?;
     let mut record = Map::new();
     if let Some(path) = &args.file {
-        let likelihood = likelihood(&model, &mut engine, path, args.save_logits.as_deref())?;
+        let save = args.save_logits.as_deref().map(|path| Save { path, force: args.force });
+        let likelihood = likelihood(&model, &mut engine, path, save)?;
         record.extend(likelihood.to_json());
         if !args.json {
             line(&likelihood.to_text())?;
@@ -53,6 +57,48 @@ pub(crate) fn run(args: &Ppl) -> Result<()> {
         print_json(&Value::Object(record))?;
     }
     Ok(())
+}
+
+/// Where to store logits.
+#[derive(Clone, Copy, Debug)]
+struct Save<'a> {
+    path: &'a Path,
+    /// Replace what is there.
+    force: bool,
+}
+
+/// Refuses to store logits in place of a file that is there, and of this command's own inputs whatever is asked.
+fn check_save(args: &Ppl) -> Result<(), Failure> {
+    let Some(path) = &args.save_logits else { return Ok(()) };
+    if let Ok(place) = path.canonicalize() {
+        let inputs = [Some(&args.model), args.file.as_ref(), args.logits.as_ref()];
+        for input in inputs.into_iter().flatten() {
+            if input.canonicalize().is_ok_and(|input| input == place) {
+                return Err(Failure::Usage(format!(
+                    "--save-logits {} would replace {}, which this command reads: choose another name",
+                    path.display(),
+                    input.display()
+                )));
+            }
+        }
+    }
+    Save { path, force: args.force }.check()
+}
+
+impl Save<'_> {
+    fn check(self) -> Result<(), Failure> {
+        let Save { path, force } = self;
+        if path.symlink_metadata().is_err() {
+            return Ok(());
+        }
+        // Renaming over a folder, a device or a link to nothing would do something else than store a file.
+        let why = match (path.is_file(), force) {
+            (true, true) => return Ok(()),
+            (true, false) => "exists already: choose another name, or use --force to replace it",
+            (false, _) => "exists and is not a regular file: choose another name",
+        };
+        Err(Failure::Usage(format!("{} {why}", path.display())))
+    }
 }
 
 /// How well a text is predicted.
@@ -93,10 +139,10 @@ impl Likelihood {
     }
 }
 
-fn likelihood(model: &Model, engine: &mut Engine, path: &Path, save: Option<&Path>) -> Result<Likelihood> {
+fn likelihood(model: &Model, engine: &mut Engine, path: &Path, save: Option<Save<'_>>) -> Result<Likelihood> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let wrong = |reason: String| Failure::Input(format!("{} {reason}", path.display()));
-    let ids = model.tokenizer()?.encode(&prompt::decode(&bytes).map_err(wrong)?, Specials::Plain)?;
+    let ids = load::tokenizer(model)?.encode(&prompt::decode(&bytes).map_err(wrong)?, Specials::Plain)?;
     if ids.len() < 2 {
         return Err(wrong(format!("is {} tokens long: there is nothing to predict", ids.len())).into());
     }
@@ -106,10 +152,18 @@ fn likelihood(model: &Model, engine: &mut Engine, path: &Path, save: Option<&Pat
         return Err(Failure::Usage(reason.to_owned()).into());
     }
     let vocab_size = model.architecture().vocab_size;
-    let mut saved = save.map(|path| LogitsFile::create(path, &ids, context, vocab_size)).transpose()?;
+    let mut saved = save.map(|save| LogitsFile::create(save, &ids, context, vocab_size)).transpose()?;
     let mut sum = Likelihood { tokens: 0, nll: 0.0, corpus: xxh3_128(&bytes) };
     let mut written = Ok(());
+    if saved.is_some() {
+        interrupt::listen()?;
+    }
     score(engine, &ids, &mut |first, rows| {
+        // There is no other way out of here, and an unfinished file of that size should not stay.
+        if CANCEL.load(Ordering::SeqCst) {
+            drop(saved.take());
+            std::process::exit(INTERRUPTED.into());
+        }
         for (i, row) in rows.chunks_exact(vocab_size).enumerate() {
             let next = first + i + 1;
             // The first token of a window has no past to be predicted from.
@@ -127,17 +181,18 @@ fn likelihood(model: &Model, engine: &mut Engine, path: &Path, save: Option<&Pat
     Ok(sum)
 }
 
-/// Writes what [`Golden::read`] reads, row by row: the header says every size before the first row comes.
+/// Writes what [`Golden::read`] reads, row by row: the header says every size before the first row comes. It is
+/// written beside its place and renamed when it is whole; until then dropping it removes it.
 struct LogitsFile<'a> {
-    out: BufWriter<File>,
-    path: &'a Path,
+    out: BufWriter<NamedTempFile>,
+    save: Save<'a>,
     ids: &'a [u32],
     /// Tokens of a sequence.
     context: usize,
 }
 
 impl<'a> LogitsFile<'a> {
-    fn create(path: &'a Path, ids: &'a [u32], context: usize, vocab_size: usize) -> Result<Self> {
+    fn create(save: Save<'a>, ids: &'a [u32], context: usize, vocab_size: usize) -> Result<Self> {
         let (mut header, mut offset) = (Map::new(), 0);
         for (j, window) in ids.chunks(context).enumerate() {
             let n = window.len();
@@ -151,9 +206,7 @@ impl<'a> LogitsFile<'a> {
         }
         let mut header = Value::Object(header).to_string();
         header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
-        let out =
-            BufWriter::new(File::create(path).with_context(|| format!("cannot create {}", path.display()))?);
-        let mut file = LogitsFile { out, path, ids, context };
+        let mut file = LogitsFile { out: BufWriter::new(beside(save.path)?), save, ids, context };
         file.write(&(header.len() as u64).to_le_bytes())?;
         file.write(header.as_bytes())?;
         Ok(file)
@@ -169,12 +222,41 @@ impl<'a> LogitsFile<'a> {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.out.write_all(bytes).with_context(|| format!("cannot write {}", self.path.display()))
+        self.out.write_all(bytes).with_context(|| cannot_write(self.save.path))
     }
 
-    fn finish(mut self) -> Result<()> {
-        self.out.flush().with_context(|| format!("cannot write {}", self.path.display()))
+    fn finish(self) -> Result<()> {
+        let LogitsFile { out, save, ids: _, context: _ } = self;
+        let why = || cannot_write(save.path);
+        let file = out.into_inner().map_err(IntoInnerError::into_error).with_context(why)?;
+        file.as_file().sync_all().with_context(why)?;
+        // Something may have come there meanwhile.
+        save.check()?;
+        file.persist(target(save.path)).map_err(|error| error.error).with_context(why)?;
+        Ok(())
     }
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
+}
+
+/// Where a link leads, so that the link stays.
+fn target(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+/// A new file next to where `path` leads, on the same disk, with the rights that a new file has.
+fn beside(path: &Path) -> Result<NamedTempFile> {
+    let target = target(path);
+    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut name = target.file_name().unwrap_or_default().to_owned();
+    name.push(".");
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&name).suffix(".part");
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(folder).with_context(|| format!("cannot create {}", path.display()))
 }
 
 /// Stored logits.

@@ -14,7 +14,7 @@ use crate::{cli::Run, failure::Failure};
 pub(crate) enum Prompt {
     /// Answer this and end.
     Once(String),
-    /// Standard input ended before it began: there is nothing to answer.
+    /// Standard input is closed or the null device: a chat that is over before it begins.
     Nothing,
     /// Talk.
     Chat,
@@ -26,31 +26,57 @@ pub(crate) fn find(args: &Run) -> Result<Prompt> {
         let text = prompt.to_str().ok_or_else(|| {
             Failure::Usage("the prompt given with -p is not Unicode text; use -f with a file".to_owned())
         })?;
-        return Ok(Prompt::Once(text.to_owned()));
+        return once(text.to_owned(), "the prompt given with -p");
     }
-    if let Some(path) = &args.file {
-        return Ok(Prompt::Once(shorten(read(path)?, args.raw)));
-    }
-    let mut stdin = std::io::stdin();
-    if stdin.is_terminal() {
-        if args.json || args.raw {
-            let option = if args.json { "--json" } else { "--raw" };
-            return Err(Failure::Usage(format!(
-                "{option} needs a prompt: give one with -p, -f or standard input"
-            ))
-            .into());
+    match &args.file {
+        Some(path) if path.as_os_str() != "-" => {
+            return once(shorten(read(path)?, args.raw), &path.display().to_string());
         }
-        return Ok(Prompt::Chat);
+        None if std::io::stdin().is_terminal() => return chat(args),
+        _ => {}
     }
     let mut bytes = Vec::new();
-    stdin.read_to_end(&mut bytes).context("cannot read standard input")?;
-    if bytes.is_empty() {
+    std::io::stdin().read_to_end(&mut bytes).context("cannot read standard input")?;
+    if bytes.is_empty() && args.file.is_none() && !args.json && !args.raw && is_nothing() {
         return Ok(Prompt::Nothing);
     }
-    Ok(Prompt::Once(shorten(
-        decode(&bytes).map_err(|reason| Failure::Input(format!("standard input {reason}")))?,
-        args.raw,
-    )))
+    let text = decode(&bytes).map_err(|reason| Failure::Input(format!("standard input {reason}")))?;
+    once(shorten(text, args.raw), "standard input")
+}
+
+fn once(text: String, place: &str) -> Result<Prompt> {
+    if text.is_empty() {
+        return Err(Failure::Input(format!("{place} is empty: there is nothing to answer")).into());
+    }
+    Ok(Prompt::Once(text))
+}
+
+/// A chat needs somebody who sees it, and nothing that asks for a single answer.
+fn chat(args: &Run) -> Result<Prompt> {
+    let why = if args.json {
+        "--json needs a prompt"
+    } else if args.raw {
+        "--raw needs a prompt"
+    } else if !std::io::stdout().is_terminal() {
+        "standard output is not a terminal, so there is no chat, and one answer needs a prompt"
+    } else {
+        return Ok(Prompt::Chat);
+    };
+    Err(Failure::Usage(format!("{why}: give one with -p, -f or standard input")).into())
+}
+
+/// Whether standard input is the null device, which also stands in for one that was closed; a pipe or a file that is
+/// empty was meant to hold something.
+#[cfg(unix)]
+fn is_nothing() -> bool {
+    use std::os::{fd::AsFd, unix::fs::FileTypeExt};
+    let file = std::io::stdin().as_fd().try_clone_to_owned().map(std::fs::File::from);
+    file.and_then(|file| file.metadata()).is_ok_and(|meta| meta.file_type().is_char_device())
+}
+
+#[cfg(not(unix))]
+fn is_nothing() -> bool {
+    false
 }
 
 /// A text file.

@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Instant};
 use anyhow::Result;
 use samara_runtime::{
     ChatTemplate, Engine, Event, Finish, GenerationDefaults, Message, Outcome, Piece, ReasoningSplit,
-    RenderOptions, Request, SamplerSpec, Session, Specials, Tokenizer, generate,
+    RenderOptions, Request, Sampler, SamplerSpec, Session, Specials, Tokenizer, generate,
 };
 use serde_json::json;
 
@@ -17,9 +17,16 @@ use crate::{
     load,
     output::{self, Printer, note},
     prompt::{self, Prompt},
+    shell,
 };
 
 pub(crate) fn run(args: Run) -> Result<()> {
+    if !args.words.is_empty() {
+        let words: Vec<String> = args.words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let prompt = shell::option("-p", &words.join(" "));
+        let command = format!("samara run {} {prompt}", shell::path(&args.model));
+        return Err(Failure::Usage(format!("a prompt is given with -p: {command}")).into());
+    }
     // The file first: whoever names a wrong one should not have to type a prompt to learn of it.
     let model = load::open(&args.model, &args.engine)?;
     let prompt = prompt::find(&args)?;
@@ -35,8 +42,7 @@ pub(crate) fn run(args: Run) -> Result<()> {
     if args.verify {
         load::verify(&model, say)?;
     }
-    let tokenizer = model.tokenizer()?;
-    let template = model.chat_template(&tokenizer)?;
+    let (tokenizer, template) = load::texts(&model)?;
     let engine = load::engine(&model, &args.engine, load::Wants::answers(say))?;
     if args.explain {
         load::explain(engine.placements()).iter().for_each(|line| note(line));
@@ -46,7 +52,7 @@ pub(crate) fn run(args: Run) -> Result<()> {
         session: Session::new(0),
         tokenizer,
         template,
-        sampler,
+        sampler: Sampler::new(sampler)?,
         stop: args.sampling.stop.clone(),
         stop_ids: model.stop_ids().to_vec(),
         max_tokens: args.sampling.max_tokens.map(|n| n as usize),
@@ -63,7 +69,7 @@ fn sampler(args: &Sampling, defaults: GenerationDefaults) -> Result<SamplerSpec>
     let unchanged = SamplerSpec::default();
     let spec = SamplerSpec {
         temperature: args.temp.unwrap_or(defaults.temperature),
-        top_k: args.top_k.unwrap_or(defaults.top_k),
+        top_k: args.top_k.map_or(defaults.top_k, |k| usize::try_from(k).unwrap_or(usize::MAX)),
         top_p: args.top_p.unwrap_or(defaults.top_p),
         min_p: args.min_p.unwrap_or(unchanged.min_p),
         repetition_penalty: args.repetition_penalty.unwrap_or(unchanged.repetition_penalty),
@@ -90,7 +96,7 @@ pub(crate) struct Speaker {
     pub(crate) session: Session,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: ChatTemplate,
-    pub(crate) sampler: SamplerSpec,
+    pub(crate) sampler: Sampler,
     pub(crate) stop: Vec<String>,
     pub(crate) stop_ids: Vec<u32>,
     pub(crate) max_tokens: Option<usize>,
@@ -129,7 +135,6 @@ impl Speaker {
     ) -> Result<Reply> {
         let request = Request {
             prompt,
-            sampler: self.sampler.clone(),
             stop: &self.stop,
             stop_ids: &self.stop_ids,
             max_tokens: self.max_tokens,
@@ -143,8 +148,8 @@ impl Speaker {
             }
             on_event(&event);
         };
-        let outcome =
-            generate(&mut self.engine, &mut self.session, &self.tokenizer, &request, &CANCEL, &mut event)?;
+        let Speaker { engine, session, tokenizer, sampler, .. } = self;
+        let outcome = generate(engine, session, tokenizer, sampler, &request, &CANCEL, &mut event)?;
         Ok(Reply { reasoning, answer, n_prompt: prompt.len(), outcome })
     }
 }
@@ -203,7 +208,12 @@ fn finish_name(finish: Finish) -> &'static str {
     }
 }
 
-/// Tokens a second, if there was time to measure.
+/// Steps that decoded: the first token comes from the prefill's logits.
+fn decode_steps(outcome: &Outcome) -> usize {
+    outcome.tokens.len().saturating_sub(1)
+}
+
+/// Tokens a second, if there was something to measure.
 fn rate(tokens: usize, seconds: f64) -> Option<f64> {
     (seconds > 0.0 && tokens > 0).then(|| tokens as f64 / seconds)
 }
@@ -218,14 +228,14 @@ fn reply_json(speaker: &Speaker, reply: &Reply) -> serde_json::Value {
         "prompt_tokens": n_prompt,
         "completion_tokens": outcome.tokens.len(),
         "token_ids": outcome.tokens,
-        "seed": speaker.sampler.seed,
+        "seed": speaker.sampler.spec().seed,
         "kernels": load::kernel_names(speaker.engine.placements()),
         "timings": {
             "load_seconds": speaker.load_seconds,
             "prefill_seconds": prefill,
             "decode_seconds": decode,
             "prefill_tokens_per_s": rate(outcome.prefilled, prefill),
-            "decode_tokens_per_s": rate(outcome.tokens.len(), decode),
+            "decode_tokens_per_s": rate(decode_steps(outcome), decode),
         },
     })
 }
@@ -243,8 +253,35 @@ pub(crate) fn summary(outcome: &Outcome, context: usize) -> String {
         line += &format!(" ({rate:.0}/s)");
     }
     line += &format!(", {} generated", outcome.tokens.len());
-    if let Some(rate) = rate(outcome.tokens.len(), outcome.decode_time.as_secs_f64()) {
+    if let Some(rate) = rate(decode_steps(outcome), outcome.decode_time.as_secs_f64()) {
         line += &format!(" ({rate:.1}/s)");
     }
     format!("{line}, {why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_speed_of_decoding_counts_steps_not_tokens() {
+        let check = |tokens: usize, want: Option<f64>, line: &str| {
+            let outcome = Outcome {
+                tokens: vec![7; tokens],
+                finish: Finish::Length,
+                cached: 1,
+                prefilled: 4,
+                prefill_time: Duration::from_secs(2),
+                decode_time: Duration::from_secs(4),
+            };
+            assert_eq!(rate(decode_steps(&outcome), 4.0), want);
+            assert_eq!(summary(&outcome, 9), format!("5 prompt tokens (2/s), {line}, cut by --max-tokens"));
+        };
+        check(0, None, "0 generated");
+        check(1, None, "1 generated");
+        check(2, Some(0.25), "2 generated (0.2/s)");
+        check(9, Some(2.0), "9 generated (2.0/s)");
+    }
 }

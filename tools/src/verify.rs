@@ -70,17 +70,22 @@ pub(crate) fn damaged(
         threads => threads,
     };
     let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..threads.min(tensors.len()) {
-            scope.spawn(|| {
-                while let Some((i, tensor)) = take(&next, tensors) {
-                    if let Err(error) = file.verify(tensor) {
-                        found.lock().unwrap_or_else(PoisonError::into_inner).push((i, error));
-                    }
-                    on_bytes(tensor.len);
-                }
-            });
+    let work = || {
+        while let Some((i, tensor)) = take(&next, tensors) {
+            if let Err(error) = file.verify(tensor) {
+                found.lock().unwrap_or_else(PoisonError::into_inner).push((i, error));
+            }
+            on_bytes(tensor.len);
         }
+    };
+    std::thread::scope(|scope| {
+        // This thread works too, so that it ends however many others the system allows.
+        for _ in 1..threads.min(tensors.len()) {
+            if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                break;
+            }
+        }
+        work();
     });
     let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     found.sort_by_key(|(i, _)| *i);

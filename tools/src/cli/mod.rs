@@ -1,5 +1,6 @@
 //! The command line as data: every option with the sentence that explains it, and examples to copy.
 
+mod measure;
 mod synth;
 mod values;
 
@@ -7,21 +8,40 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 
-pub(crate) use self::synth::{Layout, Synth, SynthSizes};
-use self::values::{bias, size};
+use self::values::{bias, size, whole};
+pub(crate) use self::{
+    measure::{Bench, Format, Ppl},
+    synth::{Layout, Synth, SynthSizes},
+};
+use crate::output::Json;
+
+/// Heading of the options that say where a model runs and what it may take.
+const RUNS: &str = "Where it runs";
+/// Heading of the options that say what is printed.
+const OUTPUT: &str = "Output";
+/// Heading of the options of the sampler.
+const SAMPLING: &str = "Sampling (the file's own defaults unless given)";
 
 const AFTER: &str = "\
 Start here:
-  samara demo                                   see it work on a built-in model
-  samara convert path/to/checkpoint -o m.samara make one file of a checkpoint
-  samara run m.samara                           chat with it
-  samara run m.samara -p 'Name three trees.'    ask once
+  samara demo                                 see it work on a built-in model
+  samara convert checkpoint -o m.samara       make one file of a checkpoint
+  samara run m.samara                         chat with it
+  samara run m.samara -p 'Name three trees.'  ask once
 
 `samara COMMAND --help` explains every option with examples.
 
-Exit codes: 0 done; 1 failed while working; 2 the command line is wrong; 3 an input is wrong
-(a damaged or foreign file, a checkpoint that does not fit its config); 4 not enough memory or
-disk space; 130 interrupted.";
+Exit codes:
+  0    done
+  1    failed while working
+  2    the command line is wrong
+  3    an input is wrong: a damaged or foreign file, an empty prompt, a
+       checkpoint that does not fit its config
+  4    not enough memory or disk space
+  130  interrupted
+
+With --json an error is also an object on standard output, with the keys
+error and exit_code, unless the command had printed its own object before.";
 
 /// Run native-ternary mixture-of-experts models from one file.
 #[derive(Debug, Parser)]
@@ -47,6 +67,25 @@ pub(crate) enum Command {
     Completions(Completions),
 }
 
+impl Command {
+    /// What a machine that reads standard output was promised.
+    pub(crate) fn json(&self) -> Json {
+        let (asked, form) = match self {
+            Command::Convert(args) => (args.json, if args.dry_run { Json::Object } else { Json::Lines }),
+            Command::Synth(args) => (args.json, Json::Lines),
+            Command::Run(args) => (args.json, Json::Object),
+            Command::Inspect(args) => (args.json, Json::Object),
+            Command::Verify(args) => (args.json, Json::Object),
+            Command::Ppl(args) => (args.json, Json::Object),
+            Command::Bench(args) => (args.json || args.format == Format::Json, Json::Object),
+            Command::Devices(args) => (args.json, Json::Object),
+            Command::Doctor(args) => (args.json, Json::Object),
+            Command::Demo(_) | Command::Completions(_) => (false, Json::No),
+        };
+        if asked { form } else { Json::No }
+    }
+}
+
 /// Make one .samara file of a Maple checkpoint.
 ///
 /// The checkpoint is a folder with config.json, tokenizer.json, a chat template and safetensors shards, in either
@@ -59,9 +98,9 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  samara convert maple-2bit -o maple.samara
-  samara convert maple-2bit -o maple.samara --dry-run   what would be done, and does it fit?
-  samara convert maple-2bit -o maple.samara --resume    go on after an interruption")]
+  samara convert maple-2bit -o m.samara
+  samara convert maple-2bit -o m.samara --dry-run  check, write nothing
+  samara convert maple-2bit -o m.samara --resume   go on where it stopped")]
 pub(crate) struct Convert {
     /// Folder of the checkpoint.
     pub(crate) checkpoint: PathBuf,
@@ -70,7 +109,7 @@ pub(crate) struct Convert {
     pub(crate) output: PathBuf,
     /// Keys a query on a sliding layer sees, itself included; the checkpoint's sliding_window unless given.
     /// Maple's publishers disagree between 512 and 513.
-    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole::<1>, allow_negative_numbers = true)]
     pub(crate) window: Option<u64>,
     /// Round rows that are not ternary by the 0.7-mean rule instead of refusing them.
     #[arg(long)]
@@ -85,22 +124,22 @@ pub(crate) struct Convert {
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Name to store in the file.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) name: Option<String>,
     /// Licence of the checkpoint, to store in the file.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) license: Option<String>,
     /// Repository the checkpoint came from, to store in the file.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) source_repository: Option<String>,
     /// Revision of that repository, to store in the file.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) source_revision: Option<String>,
     /// Print progress and the report as JSON, one object a line, on standard output.
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
     /// Print only errors.
-    #[arg(short, long)]
+    #[arg(short, long, help_heading = OUTPUT)]
     pub(crate) quiet: bool,
     #[command(flatten)]
     pub(crate) threads: Threads,
@@ -111,7 +150,7 @@ pub(crate) struct Convert {
 pub(crate) struct Threads {
     /// Worker threads; one for each core this process may use unless given.
     #[arg(short = 't', long = "threads", value_name = "N", default_value_t = 0, hide_default_value = true,
-          value_parser = value_parser!(u16).range(0..=1024))]
+          value_parser = value_parser!(u16).range(0..=1024), allow_negative_numbers = true, help_heading = RUNS)]
     count: u16,
 }
 
@@ -124,20 +163,20 @@ impl Threads {
 
 /// Where a model runs and how much it may hold.
 #[derive(Clone, Copy, Debug, Args)]
-#[command(next_help_heading = "Where it runs")]
 pub(crate) struct Engine {
     /// Where to run.
-    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    #[arg(long, value_enum, default_value_t = Device::Auto, help_heading = RUNS)]
     pub(crate) device: Device,
     /// Tokens of context to make room for: prompt, reasoning and answer together. Unless given, the model's
     /// maximum, 32768, or what fits in memory, whichever is least.
-    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..), allow_negative_numbers = true,
+          help_heading = RUNS)]
     pub(crate) ctx: Option<u32>,
-    /// Memory to count on, such as 4G or 900M, instead of asking the system.
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    /// Memory to count on, such as 1.5G or 900M, instead of asking the system.
+    #[arg(long, value_name = "SIZE", value_parser = size, allow_negative_numbers = true, help_heading = RUNS)]
     pub(crate) memory: Option<u64>,
     /// Read the file into memory instead of mapping it: slower to start, and it may be cut or replaced meanwhile.
-    #[arg(long)]
+    #[arg(long, help_heading = RUNS)]
     pub(crate) no_mmap: bool,
     #[command(flatten)]
     pub(crate) threads: Threads,
@@ -168,41 +207,46 @@ pub(crate) enum Device {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  samara run m.samara                             chat
-  samara run m.samara -p 'Name three trees.'      ask once
-  samara run m.samara -f question.txt --json      one JSON object: answer, reasoning, why it ended, timings
-  echo 'Why is the sky blue?' | samara run m.samara --hide-reasoning
-  samara run m.samara -p '2+2=' --temp 0          always the likeliest token
-  samara run m.samara --raw -p 'Once upon a time' continue a text, without the chat template")]
+  samara run m.samara                         chat
+  samara run m.samara -p 'Name three trees.'  ask once
+  samara run m.samara -f question.txt --json  one JSON object: answer,
+                                              reasoning, why it ended, timings
+  samara run m.samara -p '2+2=' --temp 0      always the likeliest token
+  samara run m.samara --raw -p 'Once upon'    continue a text, without the
+                                              chat template
+  echo 'Why is the sky blue?' | samara run m.samara --hide-reasoning")]
 pub(crate) struct Run {
     /// The .samara file.
     pub(crate) model: PathBuf,
+    /// What belongs after -p, so that the message can say so.
+    #[arg(hide = true)]
+    pub(crate) words: Vec<OsString>,
     /// The prompt.
-    #[arg(short, long, value_name = "TEXT", conflicts_with = "file")]
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "file", allow_hyphen_values = true)]
     pub(crate) prompt: Option<OsString>,
-    /// File that holds the prompt.
+    /// File that holds the prompt; - is standard input.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Continue the prompt as it is: no chat template, and the output as it is generated.
     #[arg(long, conflicts_with = "system")]
     pub(crate) raw: bool,
     /// A system message in front of the conversation.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) system: Option<String>,
     /// Check every hash of the file before using it.
     #[arg(long)]
     pub(crate) verify: bool,
     /// Print which backend and kernels run which part of the model.
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     pub(crate) explain: bool,
     /// Print the answer without the reasoning before it.
-    #[arg(long, conflicts_with = "raw")]
+    #[arg(long, conflicts_with = "raw", help_heading = OUTPUT)]
     pub(crate) hide_reasoning: bool,
     /// Print nothing but the answer and errors.
-    #[arg(short, long)]
+    #[arg(short, long, help_heading = OUTPUT)]
     pub(crate) quiet: bool,
     /// Print one JSON object instead of text, when the answer is complete.
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) engine: Engine,
@@ -212,40 +256,40 @@ pub(crate) struct Run {
 
 /// How tokens are chosen.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Sampling (the file's own defaults unless given)")]
 pub(crate) struct Sampling {
     /// Softmax temperature; 0 always takes the likeliest token.
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = SAMPLING)]
     pub(crate) temp: Option<f32>,
     /// Keep the K likeliest tokens; 0 keeps all.
-    #[arg(long, value_name = "K")]
-    pub(crate) top_k: Option<usize>,
+    #[arg(long, value_name = "K", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SAMPLING)]
+    pub(crate) top_k: Option<u64>,
     /// Keep the likeliest tokens that together have this probability; 1 keeps all.
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = SAMPLING)]
     pub(crate) top_p: Option<f32>,
     /// Drop tokens less likely than this share of the likeliest; 0 drops none.
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = SAMPLING)]
     pub(crate) min_p: Option<f32>,
     /// Divide the logits of tokens seen before; 1 leaves them.
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = SAMPLING)]
     pub(crate) repetition_penalty: Option<f32>,
     /// Subtract once from the logits of tokens seen before.
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = SAMPLING)]
     pub(crate) presence_penalty: Option<f32>,
     /// Subtract from the logits of tokens for each time they were seen.
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = SAMPLING)]
     pub(crate) frequency_penalty: Option<f32>,
     /// Add VALUE to the logit of token ID; may be repeated.
-    #[arg(long, value_name = "ID=VALUE", value_parser = bias)]
+    #[arg(long, value_name = "ID=VALUE", value_parser = bias, help_heading = SAMPLING)]
     pub(crate) logit_bias: Vec<(u32, f32)>,
     /// Seed of the random choices; the same seed gives the same answer.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SAMPLING)]
     pub(crate) seed: Option<u64>,
     /// Most tokens to generate, reasoning included; to the end of the context unless given.
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..), allow_negative_numbers = true,
+          help_heading = SAMPLING)]
     pub(crate) max_tokens: Option<u32>,
     /// End the answer where this text would begin; may be repeated.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = SAMPLING)]
     pub(crate) stop: Vec<String>,
 }
 
@@ -266,7 +310,7 @@ pub(crate) struct Inspect {
     #[arg(long, value_name = "KEY")]
     pub(crate) metadata: Option<String>,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
 }
 
@@ -282,94 +326,13 @@ pub(crate) struct Verify {
     /// The .samara file.
     pub(crate) model: PathBuf,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
     /// Print only errors.
-    #[arg(short, long)]
+    #[arg(short, long, help_heading = OUTPUT)]
     pub(crate) quiet: bool,
     #[command(flatten)]
     pub(crate) threads: Threads,
-}
-
-/// Measure how well a model predicts a text.
-///
-/// `--file` gives perplexity: exp of the mean negative log-likelihood of each token after the first, in windows of
-/// the context length. `--logits` compares with stored logits, such as `--save-logits` writes: KL divergence, and how
-/// often the likeliest token is the same. They are a safetensors file with two tensors for each sequence j = 0, 1, ...:
-/// `j.ids`, I32, its tokens, and `j.logits`, F32, a row of the vocabulary's size for each of its last positions.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  samara ppl m.samara --file wiki.txt
-  samara ppl m.samara --file wiki.txt --device reference --save-logits exact.safetensors
-  samara ppl m.samara --logits exact.safetensors --json
-
-JSON keys: tokens (predictions scored), nll (mean, nats a token), perplexity, corpus_hash (xxh3-128 of the text
-file); with --logits positions, kl_mean, kl_max (nats), top1_agreement (0 to 1).")]
-pub(crate) struct Ppl {
-    /// The .samara file.
-    pub(crate) model: PathBuf,
-    /// Text to score, UTF-8.
-    #[arg(long, value_name = "TEXT", required_unless_present = "logits")]
-    pub(crate) file: Option<PathBuf>,
-    /// Stored logits to compare with.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) logits: Option<PathBuf>,
-    /// Write the logits of --file for a later --logits. Large: 4 bytes for each token of the text and the vocabulary.
-    #[arg(long, value_name = "FILE", requires = "file")]
-    pub(crate) save_logits: Option<PathBuf>,
-    /// Print JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
-    #[command(flatten)]
-    pub(crate) engine: Engine,
-}
-
-/// Measure speed.
-///
-/// Prefill (pp) and decode (tg) in tokens a second: medians over repetitions after a warm-up, with the slowest and
-/// fastest. GB/s is weight bytes read by decode. The hash of the last logits tells whether two machines, thread
-/// counts or versions computed the same.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  samara bench m.samara
-  samara bench m.samara -p 512 -n 128 -t 4 --format markdown
-  samara bench m.samara -p 0 -n 64 --json
-
-JSON keys: prefill.tokens_per_s, decode.tokens_per_s, decode.gb_per_s, decode.bytes_per_token, logits_hash,
-kernels, machine, and what belongs to a record: threads, file digest, warm-up, repetitions, spread, version.")]
-pub(crate) struct Bench {
-    /// The .samara file.
-    pub(crate) model: PathBuf,
-    /// Tokens of the prompt; 0 leaves prefill out.
-    #[arg(short, long = "prompt-tokens", value_name = "N", default_value_t = 256)]
-    pub(crate) prompt: u32,
-    /// Tokens to decode; 0 leaves decode out.
-    #[arg(short = 'n', long = "decode-tokens", value_name = "N", default_value_t = 64)]
-    pub(crate) decode: u32,
-    /// Timed repetitions of both.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u32).range(1..=1000))]
-    pub(crate) repetitions: u32,
-    /// How to print.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub(crate) format: Format,
-    /// The same as --format json.
-    #[arg(long, conflicts_with = "format")]
-    pub(crate) json: bool,
-    #[command(flatten)]
-    pub(crate) engine: Engine,
-}
-
-/// `--format`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// For reading.
-    Text,
-    /// A table to paste.
-    Markdown,
-    /// For machines.
-    Json,
 }
 
 /// Convert the built-in tiny model and ask it something.
@@ -384,7 +347,7 @@ Examples:
   samara demo --keep tiny.samara      then: samara run tiny.samara")]
 pub(crate) struct Demo {
     /// What to ask.
-    #[arg(short, long, value_name = "TEXT", default_value = "462+520=")]
+    #[arg(short, long, value_name = "TEXT", default_value = "462+520=", allow_hyphen_values = true)]
     pub(crate) prompt: String,
     /// Keep the converted file here.
     #[arg(long, value_name = "FILE")]
@@ -397,7 +360,7 @@ pub(crate) struct Demo {
 #[derive(Debug, Args)]
 pub(crate) struct Devices {
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
 }
 
@@ -407,7 +370,7 @@ pub(crate) struct Devices {
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
 }
 
@@ -433,5 +396,39 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_options_needs_no_wrapping_at_80_columns() {
+        let top = Cli::command();
+        for command in std::iter::once(&top).chain(top.get_subcommands()) {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let long: Vec<&str> = text.lines().filter(|line| line.chars().count() > 79).collect();
+            assert!(long.is_empty(), "{}: {long:?}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn every_option_stands_under_its_heading() {
+        let top = Cli::command();
+        let check = |command: &str, heading: Option<&str>, options: &[&str]| {
+            let command = top.find_subcommand(command).expect("a command");
+            for option in options {
+                let arg = command.get_arguments().find(|arg| arg.get_long() == Some(option));
+                let arg = arg.unwrap_or_else(|| panic!("no --{option}"));
+                assert_eq!(arg.get_help_heading(), heading, "{} --{option}", command.get_name());
+            }
+        };
+        check("run", None, &["prompt", "file", "raw", "system", "verify"]);
+        check("run", Some(OUTPUT), &["json", "quiet", "explain", "hide-reasoning"]);
+        for command in ["run", "ppl", "bench"] {
+            check(command, Some(RUNS), &["device", "ctx", "memory", "no-mmap", "threads"]);
+        }
+        check("run", Some(SAMPLING), &["temp", "top-k", "seed", "max-tokens", "stop", "logit-bias"]);
+        check("synth", None, &["output", "layout", "full", "seed"]);
+        check("synth", Some(OUTPUT), &["json", "quiet"]);
+        check("synth", Some(synth::SIZES), &["vocab-size", "no-flash", "shards"]);
+        check("convert", None, &["output", "resume", "name"]);
+        check("convert", Some(RUNS), &["threads"]);
     }
 }

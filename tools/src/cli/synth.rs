@@ -4,6 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::{OUTPUT, values::whole};
+
+/// Heading of the sizes.
+pub(super) const SIZES: &str = "Sizes (the tiny or full model's unless given)";
+
 /// Write a synthetic checkpoint, for tests and measurements.
 ///
 /// Weights are made from a seed, with real-looking codes and scales, in either published layout; both layouts of one
@@ -13,8 +18,10 @@ use clap::{Args, ValueEnum};
 #[command(after_help = "\
 Examples:
   samara synth -o tiny-synthetic
-  samara synth -o full --full                 Maple-Preview's exact shapes: 463 tensors, 5,308,186,624 bytes
-  samara synth -o full-bf16 --full --layout hf                   the bf16 layout: 40,428,060,672 bytes
+  samara synth -o full --full
+      Maple-Preview's exact shapes: 463 tensors, 5,308,186,624 bytes
+  samara synth -o full-bf16 --full --layout hf
+      the same in the bf16 layout: 40,428,060,672 bytes
   samara synth -o wide --hidden-size 512 --n-experts 64 --seed 7")]
 pub(crate) struct Synth {
     /// Folder to write, new or empty.
@@ -27,13 +34,13 @@ pub(crate) struct Synth {
     #[arg(long)]
     pub(crate) full: bool,
     /// Seed of the weights.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<0>, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// Print progress and the report as JSON, one object a line, on standard output.
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
     /// Print only errors.
-    #[arg(short, long)]
+    #[arg(short, long, help_heading = OUTPUT)]
     pub(crate) quiet: bool,
     #[command(flatten)]
     pub(crate) sizes: SynthSizes,
@@ -50,48 +57,47 @@ pub(crate) enum Layout {
 
 /// Sizes that differ from the tiny or the full model.
 #[derive(Clone, Copy, Debug, Args)]
-#[command(next_help_heading = "Sizes (the tiny or full model's unless given)")]
 pub(crate) struct SynthSizes {
     /// Rows of embedding and head.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) vocab_size: Option<u64>,
     /// Width of the residual.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) hidden_size: Option<u64>,
     /// Layers.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) n_layers: Option<u64>,
     /// Every N-th layer sees all keys.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) full_every: Option<u64>,
     /// Query heads.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) n_heads: Option<u64>,
     /// Key and value heads.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) n_kv_heads: Option<u64>,
     /// Width of a head.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) head_dim: Option<u64>,
     /// Experts of a layer.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) n_experts: Option<u64>,
     /// Experts a token uses.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) n_experts_used: Option<u64>,
     /// Width inside an expert.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) expert_size: Option<u64>,
     /// Keys a query sees on sliding layers.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) sliding_window: Option<u64>,
     /// Longest context the config announces.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) max_context: Option<u64>,
     /// Shards to spread the tensors over.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) shards: Option<u64>,
     /// Leave FlashHead data out.
-    #[arg(long)]
+    #[arg(long, help_heading = SIZES)]
     pub(crate) no_flash: bool,
 }

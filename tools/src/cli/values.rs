@@ -8,7 +8,15 @@ pub(super) fn bias(text: &str) -> Result<(u32, f32), String> {
     Ok((id, value))
 }
 
-/// `4G`, `900M`, `65536`: bytes, in powers of 1024.
+/// A whole number, `MIN` or more.
+pub(super) fn whole<const MIN: u64>(text: &str) -> Result<u64, String> {
+    text.parse()
+        .ok()
+        .filter(|number| *number >= MIN)
+        .ok_or_else(|| format!("give a whole number from {MIN} to {}", u64::MAX))
+}
+
+/// `4G`, `1.5G`, `900M`, `65536`: bytes, in powers of 1024.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match text[digits.len()..].to_ascii_uppercase().trim_end_matches("IB").trim_end_matches('B') {
@@ -19,8 +27,17 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
         "T" => 40,
         unit => return Err(format!("the unit {unit:?} is not one of K, M, G, T")),
     };
-    let number: u64 = digits.parse().map_err(|_| format!("{digits:?} is not a whole number"))?;
-    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too large"))
+    let too_large = || format!("{text} is too large");
+    if let Ok(number) = digits.parse::<u64>() {
+        return number.checked_mul(1 << shift).ok_or_else(too_large);
+    }
+    let plain = digits.chars().all(|c| c.is_ascii_digit() || c == '.');
+    let number: f64 =
+        digits.parse().ok().filter(|_| plain).ok_or_else(|| {
+            format!("{digits:?} is not a number: give one from 0 on with a unit, such as 1.5G")
+        })?;
+    let bytes = number * (1u64 << shift) as f64;
+    if bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(too_large()) }
 }
 
 #[cfg(test)]
@@ -42,6 +59,30 @@ mod tests {
         check("-1", None);
         check("18446744073709551615", Some(u64::MAX));
         check("18446744073709551615K", None);
+        check("18446744073709551616", None);
+        check("1.5G", Some(3 << 29));
+        check(".5k", Some(512));
+        check("0.0M", Some(0));
+        check("16777216.0T", None);
+        check("1e3", None);
+        check("1.2.3G", None);
+        check(".", None);
+        check("-1.5G", None);
+        check("+1.5G", None);
+    }
+
+    #[test]
+    fn whole_numbers() {
+        let check = |text: &str, want: Option<u64>, from_one: Option<u64>| {
+            assert_eq!((whole::<0>(text).ok(), whole::<1>(text).ok()), (want, from_one), "{text}");
+        };
+        check("0", Some(0), None);
+        check("1", Some(1), Some(1));
+        check("18446744073709551615", Some(u64::MAX), Some(u64::MAX));
+        check("18446744073709551616", None, None);
+        check("-1", None, None);
+        check("x", None, None);
+        assert_eq!(whole::<1>("-1"), Err("give a whole number from 1 to 18446744073709551615".to_owned()));
     }
 
     #[test]

@@ -68,6 +68,7 @@ fn a_prompt_is_the_same_from_everywhere() {
     check(run(args.iter().chain(&["-f", file.to_str().expect("a plain path")])));
     check(run_with_input(args, b"Capital of Greece?\n"));
     check(run_with_input(args, b"Capital of Greece?"));
+    check(run_with_input(args.iter().chain(&["-f", "-"]), b"Capital of Greece?\n"));
     check(run_with_input(args, b"Capital of Greece?\r\n"));
     check(run_with_input(args, b"\xef\xbb\xbfCapital of Greece?"));
     let utf16: Vec<u8> = "\u{feff}Capital of Greece?\r\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
@@ -91,7 +92,40 @@ fn a_prompt_is_the_same_from_everywhere() {
 }
 
 #[test]
-fn nothing_to_answer_is_a_good_end() {
+fn an_empty_prompt_is_refused_wherever_it_comes_from() {
+    let dir = folder();
+    let empty = dir.path().join("empty.txt");
+    std::fs::write(&empty, "").expect("written");
+    let model = tiny().to_str().expect("a plain path");
+    let empty = empty.to_str().expect("a plain path");
+    let check = |ran: Ran, place: &str| {
+        let ran = ran.expect(3);
+        assert!(
+            ran.error().contains(&format!("{place} is empty: there is nothing to answer")),
+            "{}",
+            ran.err
+        );
+        ran.out
+    };
+    assert_eq!(check(ask(&["-p", ""]), "the prompt given with -p"), "");
+    assert_eq!(check(ask(&["-p", "", "--raw"]), "the prompt given with -p"), "");
+    assert_eq!(check(ask(&["-f", empty]), empty), "");
+    for (input, more) in
+        [("", [].as_slice()), ("\n", &[]), ("\r\n", &[]), ("", &["--raw"]), ("", &["-f", "-"])]
+    {
+        let ran = run_with_input(["run", model].iter().chain(more), input.as_bytes());
+        assert_eq!(check(ran, "standard input"), "");
+    }
+    let json = run_with_input(["run", model, "--json"], b"").expect(3).json();
+    assert!(json["error"].as_str().is_some_and(|text| text.contains("is empty")), "{json}");
+    assert_eq!(json["exit_code"], 3);
+    // The null device too, where an answer was asked for by --json.
+    assert_eq!(run(["run", model, "--json"]).expect(3).json()["exit_code"], 3);
+}
+
+#[test]
+#[cfg(unix)]
+fn no_standard_input_is_a_chat_that_is_over() {
     let model = tiny().to_str().expect("a plain path");
     let check = |ran: Ran| {
         let ran = ran.expect(0);
@@ -99,16 +133,7 @@ fn nothing_to_answer_is_a_good_end() {
         assert!(ran.err.contains("nothing on standard input"), "{}", ran.err);
     };
     check(run(["run", model]));
-    check(run_with_input(["run", model], b""));
-    check(run_with_input(["run", model, "--json"], b""));
-}
-
-#[test]
-#[cfg(unix)]
-fn a_closed_standard_input_is_an_empty_one() {
-    let script = format!("exec '{}' run '{}' <&-", env!("CARGO_BIN_EXE_samara"), tiny().display());
-    let output = std::process::Command::new("sh").args(["-c", &script]).output().expect("a shell");
-    assert_eq!(Ran::from(output).expect(0).out, "");
+    check(crate::program::shell(&format!("samara run '{model}' <&-")));
 }
 
 #[test]
@@ -197,6 +222,13 @@ fn an_answer_ends_for_a_reason() {
     check(&[], "stop");
     let cut = check(&["--max-tokens", "5"], "length");
     assert_eq!((&cut["completion_tokens"], &cut["answer"]), (&5.into(), &"".into()));
+    let speed = |json: &Value| {
+        let (rate, seconds) = (&json["timings"]["decode_tokens_per_s"], &json["timings"]["decode_seconds"]);
+        rate.as_f64().map(|rate| (rate * seconds.as_f64().expect("a number")).round())
+    };
+    // Five tokens are four decode steps, and one is none.
+    assert_eq!(speed(&cut), Some(4.0), "{cut}");
+    assert_eq!(speed(&check(&["--max-tokens", "1"], "length")), None);
     let full = check(&["--ctx", "40"], "context");
     assert!(full["completion_tokens"].as_u64().expect("a number") <= 21, "{full}");
     let said = ask(&["-p", "462+520=", "--temp", "0", "--ctx", "40"]).expect(0);
@@ -229,9 +261,18 @@ fn what_a_user_types_is_never_a_control_token() {
         let json = ask(&["-p", prompt, "--temp", "0", "--max-tokens", "1", "--json"]).expect(0).json();
         json["prompt_tokens"].as_u64().expect("a number")
     };
-    let empty = tokens("");
+    let one = tokens("a");
     for special in ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>"] {
         // As a control token it would be one.
-        assert!(tokens(special) > empty + 1, "{special}");
+        assert!(tokens(special) > one, "{special}");
     }
+}
+
+#[test]
+fn what_starts_with_a_hyphen_can_be_said() {
+    let json = ask(&["-p", "-5+3=", "--temp", "0", "--max-tokens", "1", "--json"]).expect(0).json();
+    assert_eq!(json["completion_tokens"], 1);
+    let system = ["--system", "- Be brief.", "--stop", "--", "--prompt", "--help"];
+    ask(&[&["--max-tokens", "1"], system.as_slice()].concat()).expect(0);
+    run(["demo", "-p", "-1+2="]).expect(0);
 }

@@ -36,6 +36,8 @@ fn wrong_command_lines_are_code_2() {
         &["run", model, "-p", "a", "--ctx", "4097"],
         &["run", model, "-p", "a", "-t", "many"],
         &["run", model, "-p", "a", "--memory", "4X"],
+        &["run", model, "-p", "a", "--memory", "1.5.2G"],
+        &["run", model, "hi"],
         &["bench", model, "-p", "0", "-n", "0"],
         &["bench", model, "-p", "4096", "-n", "1"],
         &["bench", model, "-p", "8", "-n", "8", "--ctx", "10"],
@@ -46,6 +48,111 @@ fn wrong_command_lines_are_code_2() {
         let ran = run(*args).expect(2);
         assert!(ran.out.is_empty() && !ran.err.is_empty(), "{args:?}");
     }
+}
+
+#[test]
+fn numbers_below_their_range_are_refused_with_the_range() {
+    let model = plain(tiny());
+    let check = |args: &[&str], range: &str| {
+        let refused = run(args).expect(2);
+        assert!(refused.error().contains(range), "{args:?}: {}", refused.err);
+    };
+    let from_0 = "from 0 to 18446744073709551615";
+    check(&["run", model, "-p", "a", "--seed", "-1"], from_0);
+    check(&["run", model, "-p", "a", "--top-k", "-1"], from_0);
+    check(&["run", model, "-p", "a", "--ctx", "-1"], "-1 is not in 1..");
+    check(&["run", model, "-p", "a", "--max-tokens", "-1"], "-1 is not in 1..");
+    check(&["run", model, "-p", "a", "-t", "-1"], "-1 is not in 0..");
+    check(&["run", model, "-p", "a", "--memory", "-1"], "\"-1\" is not a number");
+    check(&["bench", model, "-p", "-1"], "-1 is not in 0..");
+    check(&["convert", "c", "-o", "m", "--window", "-1"], "from 1 to 18446744073709551615");
+    check(&["convert", "c", "-o", "m", "--window", "0"], "from 1 to 18446744073709551615");
+    check(&["synth", "-o", "c", "--seed", "-1"], from_0);
+    check(&["synth", "-o", "c", "--hidden-size", "-1"], from_0);
+}
+
+#[test]
+fn a_prompt_without_its_option_is_answered_with_the_command() {
+    let refused = run(["run", plain(tiny()), "What", "is it?"]).expect(2);
+    assert!(refused.error().contains("-p 'What is it?'") || cfg!(windows), "{}", refused.err);
+    let help = run(["run", "--help"]).expect(0).out;
+    assert!(!help.contains("WORDS") && !help.contains("words"), "{help}");
+}
+
+#[test]
+fn an_error_is_json_too_where_json_was_asked_for() {
+    let dir = folder();
+    let nothing = dir.path().join("nothing");
+    let (model, nothing) = (plain(tiny()), plain(&nothing));
+    let rows: [(&[&str], i32); 9] = [
+        (&["run", nothing, "-p", "a", "--json"], 3),
+        (&["run", model, "-p", "a", "--json", "--temp", "-1"], 2),
+        (&["run", model, "-p", "a", "--json", "--memory", "1K"], 4),
+        (&["run", model, "--json", "--nonsense"], 2),
+        (&["verify", nothing, "--json"], 3),
+        (&["ppl", model, "--file", nothing, "--json"], 3),
+        (&["bench", nothing, "--format", "json"], 3),
+        (&["convert", nothing, "-o", nothing, "--json"], 3),
+        (&["convert", nothing, "-o", nothing, "--json", "--dry-run"], 3),
+    ];
+    for (args, code) in rows {
+        let ran = run(args).expect(code);
+        let json = ran.json();
+        assert_eq!(json["exit_code"], code, "{args:?}");
+        let first = json["error"].as_str().expect("text").lines().next().expect("a line");
+        assert!(!first.is_empty() && ran.error().contains(first), "{args:?}: {json} {}", ran.err);
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn threads_that_cannot_start_are_done_without() {
+    // No address space has room for such a stack.
+    let verify = |model: &Path| {
+        let mut command = samara();
+        command.env("RUST_MIN_STACK", (1u64 << 46).to_string());
+        command.arg("verify").arg(model).args(["-t", "8"]);
+        crate::program::Ran::from(command.output().expect("the program starts"))
+    };
+    assert!(verify(tiny()).expect(0).out.contains("all hashes match"));
+    let dir = folder();
+    let damaged = dir.path().join("m.samara");
+    let mut bytes = fs::read(tiny()).expect("read");
+    let at = bytes.len() / 2;
+    bytes[at] ^= 1;
+    fs::write(&damaged, bytes).expect("written");
+    assert!(verify(&damaged).expect(3).error().contains("1 of 69 tensors"));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_limits_of_the_process_count_as_memory() {
+    let dir = folder();
+    let (checkpoint, model) = (dir.path().join("c"), dir.path().join("m.samara"));
+    let sizes = ["--max-context", "268435456", "--n-layers", "2", "--full-every", "1"];
+    run(["synth", "-o", plain(&checkpoint), "--quiet"].iter().chain(&sizes)).expect(0);
+    crate::program::convert(&checkpoint, &model, &["--quiet"]).expect(0);
+    let ask = |limit: &str, more: &str| {
+        let line = format!("samara run '{}' -p a --max-tokens 1 -t 2 --memory 1T {more}", model.display());
+        crate::program::shell(&format!("ulimit {limit}; {line}"))
+    };
+    for limit in ["-v 2000000", "-d 2000000"] {
+        // 268435456 tokens take more than the limit, whatever --memory promises.
+        let refused = ask(limit, "--ctx 268435456").expect(4);
+        assert!(refused.error().contains("the largest context that fits is"), "{}", refused.err);
+        ask(limit, "").expect(0);
+    }
+    // How much is too little depends on the size of the program; what it says of that does not.
+    let mut refusals = 0;
+    for kilobytes in (40_000..400_000).step_by(40_000) {
+        let ran = ask(&format!("-v {kilobytes}"), "");
+        assert!(matches!(ran.code, Some(0 | 4)), "{kilobytes}: {:?} {}", ran.code, ran.err);
+        if ran.code == Some(4) {
+            assert!(ran.err.contains("ulimit") || ran.err.contains("cannot map"), "{}", ran.err);
+            refusals += 1;
+        }
+    }
+    assert!(refusals > 0, "no limit was too small: this test shows nothing");
 }
 
 #[test]
@@ -63,7 +170,6 @@ fn a_prompt_that_does_not_fit_is_refused_with_both_numbers() {
     let refused = run(["run", plain(tiny()), "-f", plain(&latin1)]).expect(3);
     assert!(refused.error().contains("offset 3"), "{}", refused.err);
     run(["run", plain(tiny()), "-f", plain(&dir.path().join("none"))]).expect(3);
-    run(["run", plain(tiny()), "-p", "", "--raw"]).expect(3);
 }
 
 #[test]
@@ -183,6 +289,71 @@ fn stored_logits_are_compared() {
 }
 
 #[test]
+fn stored_logits_replace_nothing_that_was_not_to_be_replaced() {
+    let dir = folder();
+    let at = |name: &str| dir.path().join(name);
+    let (model, text, stored, saved) = (at("m.samara"), at("t.txt"), at("golden"), at("saved"));
+    fs::copy(tiny(), &model).expect("copied");
+    fs::copy(fixture("golden/tiny-maple.safetensors"), &stored).expect("copied");
+    fs::write(&text, "The capital of Greece is Athens. ".repeat(12)).expect("written");
+    let save = |path: &Path, more: &[&str]| {
+        let args = ["ppl", plain(&model), "--file", plain(&text), "--save-logits", plain(path)];
+        run(args.iter().chain(&["--ctx", "40"]).chain(more))
+    };
+    let before = fs::read_dir(dir.path()).expect("a folder").count();
+    let inside = dir.path().join("..").join(dir.path().file_name().expect("a name")).join("m.samara");
+    let inputs: [(&Path, &[&str]); 4] =
+        [(&model, &[]), (&inside, &[]), (&text, &[]), (&stored, &["--logits", plain(&stored)])];
+    for (path, more) in inputs {
+        for force in [[].as_slice(), &["--force"]] {
+            let bytes = fs::read(path).expect("read");
+            let refused = save(path, &[more, force].concat()).expect(2);
+            assert!(refused.error().contains("which this command reads"), "{}", refused.err);
+            assert!(fs::read(path).expect("read") == bytes);
+        }
+    }
+    fs::write(&saved, "precious").expect("written");
+    assert!(save(&saved, &[]).expect(2).error().contains("--force"));
+    assert_eq!(fs::read(&saved).expect("read"), b"precious");
+    save(&saved, &["--force"]).expect(0);
+    let bytes = fs::read(&saved).expect("read");
+    assert!(bytes.len() > 80 * 4 * 4096);
+    fs::create_dir(at("folder")).expect("a folder");
+    assert!(save(&at("folder"), &["--force"]).expect(2).error().contains("not a regular file"));
+    save(&at("nowhere/saved"), &[]).expect(3);
+    run(["ppl", plain(&model), "--file", plain(&text), "--force"]).expect(2);
+    assert_eq!(fs::read_dir(dir.path()).expect("a folder").count(), before + 2, "no unfinished file is left");
+    #[cfg(unix)]
+    {
+        // A link stays a link, and one that leads to an input is that input.
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        symlink(&saved, at("link")).and_then(|()| symlink(&model, at("trap"))).expect("linked");
+        fs::write(&saved, "old").expect("written");
+        save(&at("link"), &["--force"]).expect(0);
+        assert!(fs::read(&saved).expect("read") == bytes && at("link").is_symlink());
+        assert!(save(&at("trap"), &["--force"]).expect(2).error().contains("which this command reads"));
+        // Others may read it as they may read any new file.
+        let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode();
+        assert_eq!(mode(&saved), mode(&text));
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn stored_logits_on_a_full_disk_leave_nothing() {
+    let dir = folder();
+    let text = dir.path().join("t.txt");
+    fs::write(&text, "The capital of Greece is Athens. ".repeat(60)).expect("written");
+    let script = format!(
+        "\"$SAMARA\" ppl '{}' --file '{}' --save-logits \"$DISK/saved\"; echo code $?; ls \"$DISK\"",
+        tiny().display(),
+        text.display()
+    );
+    let Some(ran) = crate::program::on_small_disk(2, &script) else { return };
+    assert!(ran.out.ends_with("code 4\n"), "nothing is left, and the code is 4: {} {}", ran.out, ran.err);
+}
+
+#[test]
 fn a_bench_record_has_what_a_figure_needs() {
     let bench = |more: &[&str]| {
         run(["bench", plain(tiny()), "-p", "40", "-n", "6", "--repetitions", "2"].iter().chain(more))
@@ -244,6 +415,9 @@ fn the_demo_answers_and_can_keep_its_file() {
     assert!(demo.out.ends_with("\n\n462 + 520 = 982\n"), "{}", demo.out);
     assert!(demo.err.contains("lossless") && demo.err.contains("samara convert"), "{}", demo.err);
     assert!(fs::read(&keep).expect("read") == fs::read(tiny()).expect("read"));
+    let refused = run(["demo", "--keep", plain(&keep)]).expect(2);
+    assert!(refused.error().contains("--keep") && !refused.error().contains("force"), "{}", refused.err);
+    run(["demo", "-p", ""]).expect(3);
     let other = run(["demo", "-p", "Capital of Greece?"]).expect(0);
     assert!(other.out.ends_with("The capital of Greece is Athens.\n"), "{}", other.out);
 }
@@ -280,6 +454,11 @@ fn doctor_and_devices_say_what_runs() {
             .as_array()
             .is_some_and(|names| names.contains(&"cpu".into()) && names.contains(&"reference".into()))
     );
+    // A machine without a desktop is nothing that drivers should complain of.
+    for command in ["devices", "doctor"] {
+        let ran = run([command]).expect(0);
+        assert!(ran.out.contains("cpu ") && ran.err.is_empty(), "{}", ran.err);
+    }
     assert!(run(["devices"]).expect(0).out.starts_with("cpu "));
 }
 
@@ -310,6 +489,8 @@ fn completions_and_help_are_there_for_everything() {
     for command in ["convert", "run", "inspect", "verify", "ppl", "bench", "synth", "demo", "completions"] {
         assert!(run([command, "--help"]).expect(0).out.contains("Examples:"), "{command}");
     }
+    assert!(run(["ppl", "--help"]).expect(0).out.contains("2048 or the longest stored sequence"));
+    assert!(run(["bench", "--help"]).expect(0).out.contains("-p and -n together"));
     assert!(run(["--version"]).expect(0).out.starts_with("samara 0."));
 }
 

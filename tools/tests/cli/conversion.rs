@@ -54,6 +54,12 @@ fn an_existing_file_is_kept_unless_forced() {
         refused.err
     );
     assert_eq!(fs::read(&out).expect("read"), b"precious");
+    let dry = convert(&fixture("tiny-maple-2bit"), &out, &["--dry-run"]).expect(2);
+    assert_eq!(dry.error(), refused.error());
+    convert(&fixture("tiny-maple-2bit"), &out, &["--dry-run", "--force"]).expect(0);
+    assert_eq!(fs::read(&out).expect("read"), b"precious");
+    let folder = convert(&fixture("tiny-maple-2bit"), dir.path(), &["--force"]).expect(2);
+    assert!(folder.error().contains("is a folder") && !folder.error().contains("--force"), "{}", folder.err);
     convert(&fixture("tiny-maple-2bit"), &out, &["--force"]).expect(0);
     assert_eq!(fs::metadata(&out).expect("there").len(), fs::metadata(tiny()).expect("there").len());
     let both = convert(&fixture("tiny-maple-2bit"), &out, &["--force", "--resume"]);
@@ -92,10 +98,12 @@ fn the_window_is_the_configs_or_the_options() {
 #[test]
 fn json_progress_is_lines_that_end_with_the_report() {
     let dir = folder();
-    let done = convert(&fixture("stress-maple-hf"), &dir.path().join("m.samara"), &["--json"]).expect(0);
+    let out = dir.path().join("m.samara");
+    let done = convert(&fixture("stress-maple-hf"), &out, &["--json", "--window", "9"]).expect(0);
     let lines: Vec<Value> = done.out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let (report, progress) = lines.split_last().expect("lines");
     assert_eq!(report["event"], "report");
+    assert!(report["notes"].to_string().contains("the window was set to 9 by option"), "{report}");
     assert!(
         report["counts"]["rows"].as_u64() > Some(0) && report["counts"]["negative_zeros"].as_u64() > Some(0),
         "{report}"
@@ -180,8 +188,65 @@ fn a_row_that_is_not_ternary_is_refused_by_name_and_rounded_on_request() {
         refused.err
     );
     assert!(!out.exists());
+    #[cfg(unix)]
+    {
+        // What it says to type does what it says, though a part is left.
+        assert!(part_of(&out).exists());
+        let hint = refused.hint("to round such rows: ");
+        let rounded = crate::program::shell(hint).expect(0);
+        assert!(rounded.out.contains("1 were not ternary"), "{}", rounded.out);
+        fs::remove_file(&out).expect("removed");
+    }
     let rounded = convert(&checkpoint, &out, &["--ternarize", "--force"]).expect(0);
     assert!(rounded.out.contains("1 were not ternary"), "{}", rounded.out);
+}
+
+#[test]
+fn a_tokenizer_or_template_that_cannot_be_used_is_refused_before_any_work() {
+    let dir = folder();
+    let (checkpoint, out) = (dir.path().join("checkpoint"), dir.path().join("m.samara"));
+    copy_folder(&fixture("stress-maple-2bit"), &checkpoint);
+    let refused = |file: &str, text: &str, say: &str| {
+        let whole = fs::read(checkpoint.join(file)).expect("read");
+        fs::write(checkpoint.join(file), text).expect("written");
+        for more in [[].as_slice(), &["--dry-run"]] {
+            let refused = convert(&checkpoint, &out, more).expect(3);
+            assert!(refused.error().contains(file) && refused.error().contains(say), "{}", refused.err);
+            nothing_at(&out);
+        }
+        fs::write(checkpoint.join(file), whole).expect("written");
+    };
+    refused("chat_template.jinja", "{% if %}", "has an error");
+    refused("chat_template.jinja", "{{ raise_exception('no users') }}", "no users");
+    refused("chat_template.jinja", "{{ messages.nothing.more }}", "failed on this conversation");
+    refused(
+        "chat_template.jinja",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "budget",
+    );
+    let tokenizer = fs::read_to_string(checkpoint.join("tokenizer.json")).expect("read");
+    let mut tokenizer: Value = serde_json::from_str(&tokenizer).expect("JSON");
+    tokenizer["model"]["byte_fallback"] = true.into();
+    refused("tokenizer.json", &tokenizer.to_string(), "byte_fallback");
+    tokenizer["model"]["byte_fallback"] = false.into();
+    tokenizer["normalizer"] = serde_json::json!({ "type": "Unheard" });
+    refused("tokenizer.json", &tokenizer.to_string(), "normalizer");
+    convert(&checkpoint, &out, &[]).expect(0);
+}
+
+#[test]
+fn a_template_that_refuses_a_conversation_is_a_wrong_input() {
+    let dir = folder();
+    let (checkpoint, out) = (dir.path().join("checkpoint"), dir.path().join("m.samara"));
+    copy_folder(&fixture("stress-maple-2bit"), &checkpoint);
+    let template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}\
+                    {{ messages[0].content }}";
+    fs::write(checkpoint.join("chat_template.jinja"), template).expect("written");
+    convert(&checkpoint, &out, &[]).expect(0);
+    let ask = ["run", plain(&out), "-p", "hi", "--max-tokens", "1"];
+    run(ask).expect(0);
+    let refused = run(ask.iter().chain(&["--system", "s"])).expect(3);
+    assert!(refused.error().contains("no system"), "{}", refused.err);
 }
 
 /// Adds one unit in the last place to the first weight that is not zero.
@@ -252,37 +317,19 @@ fn names_outside_ascii_work() {
     }
 }
 
-/// Runs a script in a mount namespace with a small file system at `$DISK`; `None` where that is not allowed.
-#[cfg(target_os = "linux")]
-fn on_small_disk(megabytes: u32, script: &str) -> Option<Ran> {
-    let dir = folder();
-    let script =
-        format!("mount -t tmpfs -o size={megabytes}m tmpfs \"$DISK\" || exit 99\necho mounted\n{script}");
-    for isolate in [["--map-root-user", "--mount"].as_slice(), &["--mount"]] {
-        let mut command = std::process::Command::new("unshare");
-        command.args(isolate).args(["sh", "-c", &script]);
-        command.env("DISK", dir.path()).env("SAMARA", env!("CARGO_BIN_EXE_samara"));
-        let Ok(output) = command.output() else { continue };
-        let ran = Ran::from(output);
-        if ran.out.starts_with("mounted") {
-            return Some(ran);
-        }
-    }
-    crate::program::skip("a small file system cannot be mounted here");
-    None
-}
-
 #[test]
 #[cfg(target_os = "linux")]
 fn a_disk_that_is_too_small_is_noticed_before_any_work() {
     let checkpoint = fixture("tiny-maple-2bit");
-    let script = format!(
-        "\"$SAMARA\" convert '{}' -o \"$DISK/m.samara\"; echo code $?; ls \"$DISK\"",
-        checkpoint.display()
-    );
-    let Some(ran) = on_small_disk(5, &script) else { return };
-    assert!(ran.out.ends_with("code 4\n"), "nothing is left, and the code is 4: {} {}", ran.out, ran.err);
-    assert!(ran.error().contains("bytes, ") && ran.error().contains("are free"), "{}", ran.err);
+    for dry_run in ["", "--dry-run"] {
+        let script = format!(
+            "\"$SAMARA\" convert '{}' -o \"$DISK/m.samara\" {dry_run}; echo code $?; ls \"$DISK\"",
+            checkpoint.display()
+        );
+        let Some(ran) = crate::program::on_small_disk(5, &script) else { return };
+        assert!(ran.out.ends_with("code 4\n"), "nothing is left, and the code is 4: {} {}", ran.out, ran.err);
+        assert!(ran.error().contains("bytes, ") && ran.error().contains("are free"), "{}", ran.err);
+    }
 }
 
 #[test]
@@ -301,7 +348,7 @@ fn a_disk_that_fills_up_keeps_the_part_for_later() {
          \"$SAMARA\" verify \"$DISK/m.samara\" --quiet; echo code $?",
         checkpoint.display()
     );
-    let Some(ran) = on_small_disk(64, &script) else { return };
+    let Some(ran) = crate::program::on_small_disk(64, &script) else { return };
     let lines: Vec<&str> = ran.out.lines().collect();
     assert_eq!((lines[1], lines[lines.len() - 3]), ("code 4", "code 0"), "{}\n{}", ran.out, ran.err);
     assert!(lines.contains(&"m.samara.part") && ran.error().contains("--resume"), "{}\n{}", ran.out, ran.err);

@@ -132,7 +132,11 @@ fn refused_alike(path: &Path, say: &str) {
     for args in others {
         let ran = run(&args).expect(3);
         assert_eq!(ran.error(), run_says.error(), "{args:?}");
-        assert!(ran.out.is_empty(), "{args:?}: {}", ran.out);
+        if args.contains(&"--json") {
+            assert_eq!(ran.json()["exit_code"], 3, "{args:?}: {}", ran.out);
+        } else {
+            assert!(ran.out.is_empty(), "{args:?}: {}", ran.out);
+        }
     }
 }
 

@@ -13,11 +13,58 @@ use serde_json::Value;
 /// The program, in an environment that does not depend on who runs the tests.
 pub(crate) fn samara() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_samara"));
-    for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TERM", "XDG_STATE_HOME"] {
+    clean(&mut command).stdin(Stdio::null());
+    command
+}
+
+/// Takes away what changes the program's words or colours, or how it runs.
+pub(crate) fn clean(command: &mut Command) -> &mut Command {
+    for name in [
+        "CI",
+        "CLICOLOR",
+        "CLICOLOR_FORCE",
+        "COLORTERM",
+        "COLUMNS",
+        "LINES",
+        "NO_COLOR",
+        "RAYON_NUM_THREADS",
+        "RUST_BACKTRACE",
+        "RUST_MIN_STACK",
+        "TERM",
+        "XDG_RUNTIME_DIR",
+        "XDG_STATE_HOME",
+    ] {
         command.env_remove(name);
     }
-    command.stdin(Stdio::null());
     command
+}
+
+/// Has a shell run a script in which `samara` is the program.
+#[cfg(unix)]
+pub(crate) fn shell(script: &str) -> Ran {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("samara() {{ '{}' \"$@\"; }}\n{script}", env!("CARGO_BIN_EXE_samara"))]);
+    clean(&mut command).stdin(Stdio::null()).output().expect("a shell").into()
+}
+
+/// Runs a script in a mount namespace with a small file system at `$DISK`; `None` where that is not allowed.
+#[cfg(target_os = "linux")]
+pub(crate) fn on_small_disk(megabytes: u32, script: &str) -> Option<Ran> {
+    let dir = folder();
+    let script =
+        format!("mount -t tmpfs -o size={megabytes}m tmpfs \"$DISK\" || exit 99\necho mounted\n{script}");
+    for isolate in [["--map-root-user", "--mount"].as_slice(), &["--mount"]] {
+        let mut command = Command::new("unshare");
+        command.args(isolate).args(["sh", "-c", &script]);
+        clean(&mut command).env("DISK", dir.path()).env("SAMARA", env!("CARGO_BIN_EXE_samara"));
+        let Ok(output) = command.output() else { continue };
+        let ran = Ran::from(output);
+        if ran.out.starts_with("mounted") {
+            return Some(ran);
+        }
+    }
+    skip("a small file system cannot be mounted here");
+    None
 }
 
 /// Leaves a test out and says why. Where everything must run, `SAMARA_NO_SKIPS` makes that a failure.
@@ -52,6 +99,14 @@ impl Ran {
     pub(crate) fn error(&self) -> &str {
         let at = self.err.find("error: ").unwrap_or_else(|| panic!("no error in: {}", self.err));
         &self.err[at..]
+    }
+
+    /// The command behind `label` in the error.
+    pub(crate) fn hint(&self, label: &str) -> &str {
+        self.error()
+            .lines()
+            .find_map(|line| line.strip_prefix(label))
+            .unwrap_or_else(|| panic!("no {label:?} in: {}", self.err))
     }
 }
 

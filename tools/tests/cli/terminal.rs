@@ -7,14 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::program::{folder, samara, skip, tiny};
+use crate::program::{clean, convert, fixture, folder, run, samara, skip, tiny};
 
 /// Starts the program on a terminal of its own; `None` where there is no `script`.
 fn on_terminal(arguments: &str, environment: &[(&str, &str)]) -> Option<Child> {
     let line = format!("'{}' {arguments}", env!("CARGO_BIN_EXE_samara"));
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--echo", "never", "--command", &line, "/dev/null"]);
-    command.env_remove("NO_COLOR").env("TERM", "xterm").envs(environment.iter().copied());
+    clean(&mut command).env("TERM", "xterm").envs(environment.iter().copied());
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     if child.is_err() {
         skip("there is no `script` to make a terminal");
@@ -146,9 +146,52 @@ fn ctrl_c_stops_an_answer_and_then_leaves_the_chat() {
     chat.wait_for("\x1b[2m");
     chat.type_in("\x03");
     chat.wait_for("stopped");
+    // The one that stopped the answer does not count: at the prompt it takes two.
+    chat.wait_for("> ");
+    chat.type_in("\x03");
+    chat.wait_for("Ctrl-C again leaves");
     chat.wait_for("> ");
     chat.type_in("\x03");
     assert_eq!(chat.code(), Some(130));
+}
+
+#[test]
+fn a_chat_needs_a_terminal_on_both_sides() {
+    let dir = folder();
+    let out = dir.path().join("out.txt");
+    let Some(mut child) = on_terminal(&format!("run '{}' > '{}'", tiny().display(), out.display()), &[])
+    else {
+        return;
+    };
+    // A chat that began all the same would wait for ever.
+    let started = Instant::now();
+    while child.try_wait().expect("a child").is_none() {
+        if started.elapsed() > Duration::from_secs(60) {
+            child.kill().and_then(|()| child.wait()).expect("ended");
+            panic!("it did not end");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (said, code) = output_of(child);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("standard output is not a terminal") && said.contains("-p"), "{said}");
+    assert_eq!(fs::read(&out).expect("made by the shell"), b"");
+}
+
+#[test]
+fn metadata_does_not_command_a_terminal() {
+    let dir = folder();
+    let model = dir.path().join("m.samara");
+    convert(&fixture("stress-maple-2bit"), &model, &["--name", "a\x1b[2Jb"]).expect(0);
+    let model = model.to_str().expect("a plain path");
+    // A pipe gets what is stored.
+    assert_eq!(run(["inspect", model, "--metadata", "general.name"]).expect(0).out, "a\x1b[2Jb\n");
+    for more in ["--metadata general.name", ""] {
+        let Some(child) = on_terminal(&format!("inspect '{model}' {more}"), &[]) else { return };
+        let (said, code) = output_of(child);
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("a\u{fffd}[2Jb") && !said.contains('\x1b'), "{said:?}");
+    }
 }
 
 #[test]

@@ -77,11 +77,12 @@ fn stop_texts_end_the_answer_and_are_not_in_it() {
     };
     check(&["= 982"], "The sum is 982.", "462 + 520 ");
     check(&["never said", "= 982"], "The sum is 982.", "462 + 520 ");
-    check(&["is 98"], "The sum ", "");
-    check(&["sum is 982", "m is 9"], "The ", "");
-    check(&["m is 9", "sum is 982"], "The ", "");
+    check(&["= 982", "20 ="], "The sum is 982.", "462 + 5");
+    check(&["20 =", "= 982"], "The sum is 982.", "462 + 5");
     check(&["982!", "never"], "The sum is 982.", "462 + 520 = 982");
     check(&["462 + 520 ="], "The sum is 982.", "");
+    // Reasoning may say what ends an answer.
+    check(&["sum is 98"], "The sum is 982.", "462 + 520 = 982");
     let empty = ask(&["-p", "x", "--stop", ""]).expect(2);
     assert!(empty.error().contains("stop string 0 is empty"), "{}", empty.err);
 }

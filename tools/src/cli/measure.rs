@@ -1,0 +1,113 @@
+//! Options of the commands that measure: `samara ppl` and `samara bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum, value_parser};
+
+use super::{Engine, OUTPUT};
+
+const PPL_CTX: &str = "Tokens of a window of the text. Unless given, 2048 or the longest stored sequence, at most the \
+                       model's maximum and what fits in memory";
+const BENCH_CTX: &str =
+    "Tokens of context to make room for, at least those of -p and -n together; just these unless given";
+
+/// Measure how well a model predicts a text.
+///
+/// `--file` gives perplexity: exp of the mean negative log-likelihood of each token after the first, in windows of
+/// the context length. `--logits` compares with stored logits, such as `--save-logits` writes: KL divergence, and how
+/// often the likeliest token is the same. They are a safetensors file with two tensors for each sequence j = 0, 1, ...:
+/// `j.ids`, I32, its tokens, and `j.logits`, F32, a row of the vocabulary's size for each of its last positions.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  samara ppl m.samara --file wiki.txt
+  samara ppl m.samara --file wiki.txt --save-logits l.safetensors
+  samara ppl m.samara --logits l.safetensors --json
+
+JSON keys: tokens (predictions scored), nll (mean, nats a token), perplexity,
+corpus_hash (xxh3-128 of the text file); with --logits positions, kl_mean,
+kl_max (nats), top1_agreement (0 to 1).")]
+#[command(mut_arg("ctx", |arg| arg.help(PPL_CTX)))]
+pub(crate) struct Ppl {
+    /// The .samara file.
+    pub(crate) model: PathBuf,
+    /// Text to score, UTF-8.
+    #[arg(long, value_name = "TEXT", required_unless_present = "logits")]
+    pub(crate) file: Option<PathBuf>,
+    /// Stored logits to compare with.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) logits: Option<PathBuf>,
+    /// Write the logits of --file for a later --logits. Large: 4 bytes for each token of the text and the vocabulary.
+    #[arg(long, value_name = "FILE", requires = "file")]
+    pub(crate) save_logits: Option<PathBuf>,
+    /// Let --save-logits replace an existing file.
+    #[arg(long, requires = "save_logits")]
+    pub(crate) force: bool,
+    /// Print JSON.
+    #[arg(long, help_heading = OUTPUT)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: Engine,
+}
+
+/// Measure speed.
+///
+/// Prefill (pp) and decode (tg) in tokens a second: medians over repetitions after a warm-up, with the slowest and
+/// fastest. GB/s is weight bytes read by decode. The hash of the last logits tells whether two machines, thread
+/// counts or versions computed the same.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  samara bench m.samara
+  samara bench m.samara -p 512 -n 128 -t 4 --format markdown
+  samara bench m.samara -p 0 -n 64 --json
+
+JSON keys: prefill.tokens_per_s, decode.tokens_per_s, decode.gb_per_s,
+decode.bytes_per_token, logits_hash, kernels, machine, and what belongs to a
+record: threads, file digest, warm-up, repetitions, spread, version.")]
+#[command(mut_arg("ctx", |arg| arg.help(BENCH_CTX)))]
+pub(crate) struct Bench {
+    /// The .samara file.
+    pub(crate) model: PathBuf,
+    /// Tokens of the prompt; 0 leaves prefill out.
+    #[arg(
+        short,
+        long = "prompt-tokens",
+        value_name = "N",
+        default_value_t = 256,
+        allow_negative_numbers = true
+    )]
+    pub(crate) prompt: u32,
+    /// Tokens to decode; 0 leaves decode out.
+    #[arg(
+        short = 'n',
+        long = "decode-tokens",
+        value_name = "N",
+        default_value_t = 64,
+        allow_negative_numbers = true
+    )]
+    pub(crate) decode: u32,
+    /// Timed repetitions of both.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u32).range(1..=1000),
+          allow_negative_numbers = true)]
+    pub(crate) repetitions: u32,
+    /// How to print.
+    #[arg(long, value_enum, default_value_t = Format::Text, help_heading = OUTPUT)]
+    pub(crate) format: Format,
+    /// The same as --format json.
+    #[arg(long, conflicts_with = "format", help_heading = OUTPUT)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: Engine,
+}
+
+/// `--format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For reading.
+    Text,
+    /// A table to paste.
+    Markdown,
+    /// For machines.
+    Json,
+}
