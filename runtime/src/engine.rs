@@ -1,117 +1,13 @@
-//! Placement and stepping: which backend runs which block, and the loop that feeds them.
+//! Stepping a compiled model: what goes in is checked, what the slots hold is kept.
 
 use std::sync::Arc;
 
 use crate::{
-    backend::{Activations, Backend, Footprint, KernelId, Limits, Segment, Sequence, Step, backends},
+    backend::{Activations, Limits, Segment, Sequence, Step},
     error::Error,
     model::Model,
-    spec::BlockSpec,
+    placement::{EngineOptions, Placement, Plan},
 };
-
-/// Where to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Device {
-    /// The fastest backend that supports each block.
-    #[default]
-    Auto,
-    /// The CPU kernels.
-    Cpu,
-    /// A GPU.
-    Gpu,
-    /// The slow scalar definition, f32.
-    Reference,
-}
-
-impl Device {
-    /// The backend's name, or `auto`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Device::Auto => "auto",
-            Device::Cpu => "cpu",
-            Device::Gpu => "gpu",
-            Device::Reference => "reference",
-        }
-    }
-}
-
-/// How to load a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EngineOptions {
-    /// Where to run.
-    pub device: Device,
-    /// Worker threads; 0 takes one for each core this process may use.
-    pub threads: usize,
-    /// Positions of a sequence, at most the model's `max_context`.
-    pub context: usize,
-    /// Sequences that may be live at once.
-    pub n_slots: usize,
-    /// Tokens of one step; longer prompts are cut into steps of this size.
-    pub max_batch: usize,
-    /// Most rows of logits one step may ask for.
-    pub max_logit_rows: usize,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        EngineOptions {
-            device: Device::Auto,
-            threads: 0,
-            context: 4096,
-            n_slots: 1,
-            max_batch: 128,
-            max_logit_rows: 1,
-        }
-    }
-}
-
-impl EngineOptions {
-    fn limits(&self) -> Limits {
-        let max_batch = self.max_batch.clamp(1, self.context.max(1));
-        let threads = match self.threads {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
-            threads => threads,
-        };
-        Limits {
-            threads,
-            n_slots: self.n_slots,
-            context: self.context,
-            max_batch,
-            max_logit_rows: self.max_logit_rows.clamp(1, max_batch),
-        }
-    }
-}
-
-/// Consecutive blocks on one backend.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placement {
-    /// The backend's name.
-    pub backend: String,
-    /// Labels of the blocks: `embed`, `layer 0`, …, `head`.
-    pub blocks: Vec<String>,
-    /// Kernels that run them, without repeats.
-    pub kernels: Vec<KernelId>,
-}
-
-/// What a model needs to run, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryPlan {
-    /// The file, mapped or copied.
-    pub weights: u64,
-    /// KV caches of all slots.
-    pub kv: u64,
-    /// Scratch buffers, residual and logits.
-    pub scratch: u64,
-    /// Positions the KV caches hold.
-    pub context: usize,
-}
-
-impl MemoryPlan {
-    /// Memory beside the weights.
-    pub fn private(&self) -> u64 {
-        self.kv + self.scratch
-    }
-}
 
 /// A model placed on backends, with its caches.
 pub struct Engine {
@@ -131,34 +27,28 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Places every block and allocates caches and scratch.
+    /// Places every block and allocates caches and scratch: [`Plan::new`], then [`Plan::compile`].
     ///
     /// # Errors
-    /// A context beyond the model's maximum, a device that cannot run a block, threads that cannot
-    /// start. Memory is not checked here: call [`memory_plan`] and [`check_memory`] first.
+    /// Those of the two. Memory is not checked.
     pub fn new(model: Arc<Model>, options: &EngineOptions) -> Result<Self, Error> {
-        let available = backends();
-        let runs = place(&model, options, &available)?;
-        let limits = options.limits();
-        let blocks = &model.architecture().blocks;
-        let mut segments = Vec::with_capacity(runs.len());
-        let mut placements = Vec::with_capacity(runs.len());
-        for run in runs {
-            let blocks = &blocks[run.blocks];
-            segments.push(run.backend.compile(&model, blocks, &limits)?);
-            placements.push(Placement {
-                backend: run.backend.name().to_owned(),
-                blocks: blocks.iter().map(|block| block.label()).collect(),
-                kernels: run.kernels,
-            });
-        }
+        Plan::new(model, options)?.compile()
+    }
+
+    /// An engine of compiled segments, in the order of the model's blocks.
+    pub(crate) fn assemble(
+        model: Arc<Model>,
+        limits: Limits,
+        placements: Vec<Placement>,
+        segments: Vec<Box<dyn Segment>>,
+    ) -> Self {
         let architecture = model.architecture();
         let io = Activations {
             hidden: vec![0.0; limits.max_batch * architecture.hidden_size],
             logits: vec![0.0; limits.max_logit_rows * architecture.vocab_size],
         };
         let lens = vec![0; limits.n_slots];
-        Ok(Engine { model, limits, placements, segments, lens, io })
+        Engine { model, limits, placements, segments, lens, io }
     }
 
     /// The model.
@@ -171,7 +61,7 @@ impl Engine {
         self.limits
     }
 
-    /// Which backend and kernels run what, in order.
+    /// Which backend and kernels run each block, in order.
     pub fn placements(&self) -> &[Placement] {
         &self.placements
     }
@@ -247,134 +137,5 @@ impl Engine {
             }
         }
         Ok(n_logit_rows)
-    }
-}
-
-/// Consecutive blocks given to one backend.
-struct Run<'a> {
-    backend: &'a dyn Backend,
-    blocks: std::ops::Range<usize>,
-    kernels: Vec<KernelId>,
-}
-
-/// Gives each block to the first backend that supports it, and joins neighbours.
-fn place<'a>(
-    model: &Model,
-    options: &EngineOptions,
-    available: &'a [Box<dyn Backend>],
-) -> Result<Vec<Run<'a>>, Error> {
-    let max = model.architecture().max_context;
-    if options.context > max || options.context == 0 {
-        return Err(Error::ContextTooLarge { context: options.context, max });
-    }
-    let mut runs: Vec<(usize, Run<'a>)> = Vec::new();
-    for (i, block) in model.architecture().blocks.iter().enumerate() {
-        let (index, kernels) = choose(block, options.device, available)?;
-        match runs.last_mut() {
-            Some((last, run)) if *last == index => {
-                run.blocks.end = i + 1;
-                run.kernels.extend(kernels);
-            }
-            _ => runs.push((index, Run { backend: available[index].as_ref(), blocks: i..i + 1, kernels })),
-        }
-    }
-    Ok(runs
-        .into_iter()
-        .map(|(_, mut run)| {
-            run.kernels.sort();
-            run.kernels.dedup();
-            run
-        })
-        .collect())
-}
-
-/// Index of the first backend that the device allows and that supports the block, and its kernels.
-fn choose(
-    block: &BlockSpec,
-    device: Device,
-    available: &[Box<dyn Backend>],
-) -> Result<(usize, Vec<KernelId>), Error> {
-    let mut reasons = Vec::new();
-    for (index, backend) in available.iter().enumerate() {
-        if device != Device::Auto && backend.name() != device.name() {
-            continue;
-        }
-        match backend.supports(block) {
-            Ok(kernels) => return Ok((index, kernels)),
-            Err(reason) => reasons.push(format!("{}: {reason}", backend.name())),
-        }
-    }
-    if reasons.is_empty() {
-        reasons.push("this build has no such backend; use --device cpu or --device auto".to_owned());
-    }
-    let (block, device) = (block.label(), device.name().to_owned());
-    Err(Error::Unsupported { block, device, reason: reasons.join("; ") })
-}
-
-/// Sums what the model would need with these options, without allocating it.
-///
-/// # Errors
-/// Those of placement.
-pub fn memory_plan(model: &Model, options: &EngineOptions) -> Result<MemoryPlan, Error> {
-    let available = backends();
-    let runs = place(model, options, &available)?;
-    let limits = options.limits();
-    let architecture = model.architecture();
-    let mut plan =
-        MemoryPlan { weights: model.file().index().file_len(), kv: 0, scratch: 0, context: options.context };
-    for run in &runs {
-        let blocks = &architecture.blocks[run.blocks.clone()];
-        let Footprint { kv, scratch } = run.backend.footprint(blocks, architecture.hidden_size, &limits);
-        plan.kv += kv;
-        plan.scratch += scratch;
-    }
-    let io = limits.max_batch * architecture.hidden_size + limits.max_logit_rows * architecture.vocab_size;
-    plan.scratch += 4 * io as u64;
-    Ok(plan)
-}
-
-/// The largest context, at most `options.context`, whose caches and scratch fit `available` bytes;
-/// 0 when none does.
-///
-/// # Errors
-/// Those of placement.
-pub fn largest_context(model: &Model, options: &EngineOptions, available: u64) -> Result<usize, Error> {
-    let fits = |context: usize| -> Result<bool, Error> {
-        Ok(memory_plan(model, &EngineOptions { context, ..*options })?.private() <= available)
-    };
-    let (mut low, mut high) = (0, options.context);
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if fits(middle)? { low = middle } else { high = middle - 1 }
-    }
-    Ok(low)
-}
-
-/// Checks that a plan fits before anything is allocated.
-///
-/// # Errors
-/// [`Error::Memory`] with both sizes and the largest context that fits.
-pub fn check_memory(model: &Model, options: &EngineOptions, available: u64) -> Result<MemoryPlan, Error> {
-    let plan = memory_plan(model, options)?;
-    if plan.private() > available {
-        return Err(Error::Memory {
-            context: options.context,
-            needed: format_bytes(plan.private()),
-            available: format_bytes(available),
-            advice: match largest_context(model, options, available)? {
-                0 => "no context fits: free some memory".to_owned(),
-                largest => format!("the largest context that fits is {largest}: use --ctx {largest}"),
-            },
-        });
-    }
-    Ok(plan)
-}
-
-/// `1.50 GiB`, `12.0 MiB`, `512 B`.
-pub fn format_bytes(bytes: u64) -> String {
-    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-    match UNITS.iter().find(|(_, size)| bytes >= *size) {
-        Some((unit, size)) => format!("{:.2} {unit}", bytes as f64 / *size as f64),
-        None => format!("{bytes} B"),
     }
 }

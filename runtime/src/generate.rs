@@ -180,13 +180,7 @@ mod tests {
     /// Reasoning, answer, and whether a stop text ended it.
     fn check(texts: &[&str], stop: &[&str], split: ReasoningSplit, wanted: (&str, &str, bool)) {
         let stop: Vec<String> = stop.iter().map(|text| (*text).to_owned()).collect();
-        let request = Request {
-            prompt: &[],
-            stop: &stop,
-            stop_ids: &[],
-            max_tokens: None,
-            split,
-        };
+        let request = Request { prompt: &[], stop: &stop, stop_ids: &[], max_tokens: None, split };
         let mut reply = Reply::new(&request).expect("sound stop texts");
         let (mut reasoning, mut answer) = (String::new(), String::new());
         let mut on_event = |event| match event {

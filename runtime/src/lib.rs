@@ -15,6 +15,7 @@ mod error;
 mod generate;
 mod kv;
 mod model;
+mod placement;
 mod sample;
 mod score;
 mod session;
@@ -27,13 +28,11 @@ pub use crate::{
         Activations, Adapter, Backend, Footprint, KernelId, Limits, Logits, Segment, Sequence, Step,
         adapters, backends,
     },
-    engine::{
-        Device, Engine, EngineOptions, MemoryPlan, Placement, check_memory, format_bytes, largest_context,
-        memory_plan,
-    },
+    engine::Engine,
     error::Error,
     generate::{Finish, Outcome, Request, generate},
     model::{GenerationDefaults, Model},
+    placement::{Device, EngineOptions, MemoryPlan, Placement, Plan, format_bytes},
     sample::{SampleError, Sampler, SamplerSpec, Token},
     score::{Divergence, argmax, divergence, log_prob, score},
     session::{Prefill, Session},

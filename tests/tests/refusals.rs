@@ -3,9 +3,7 @@
 use std::{path::PathBuf, sync::Arc, sync::atomic::AtomicBool};
 
 use samara_format::{Access, Dtype, Metadata, TensorSpec, Value};
-use samara_runtime::{
-    Device, Engine, EngineOptions, Error, Model, Session, check_memory, largest_context, memory_plan, score,
-};
+use samara_runtime::{Device, Engine, EngineOptions, Error, Model, Plan, Session, score};
 use samara_tests::{Fixture, model, rewrite};
 use tempfile::TempDir;
 
@@ -194,20 +192,36 @@ fn a_gpu_is_refused_as_long_as_no_backend_runs_on_one() {
 
 #[test]
 fn memory_is_predicted_before_it_is_allocated() {
-    let model = model(Fixture::Tiny);
-    let options = EngineOptions { context: 4096, ..EngineOptions::default() };
-    let plan = memory_plan(&model, &options).expect("a plan");
-    // Two full layers of 4,096 positions and six rings of 64 - 1 + 128, two heads of 128, K and V, f32.
-    assert_eq!(plan.kv, (2 * 4096 + 6 * 191) * 2 * 128 * 2 * 4);
-    assert_eq!(check_memory(&model, &options, plan.private()).expect("just fits"), plan);
-
-    let half = plan.private() / 2;
-    let largest = largest_context(&model, &options, half).expect("a size");
-    let fits = |context| {
-        memory_plan(&model, &EngineOptions { context, ..options }).expect("a plan").private() <= half
+    let plan = |context| {
+        let options = EngineOptions { context, ..EngineOptions::default() };
+        Plan::new(model(Fixture::Tiny), &options).expect("a plan")
     };
+    let needed = plan(4096).memory();
+    // Two full layers of 4,096 positions and six rings of 64 - 1 + 128, two heads of 128, K and V, f32.
+    assert_eq!(needed.kv, (2 * 4096 + 6 * 191) * 2 * 128 * 2 * 4);
+    assert_eq!(plan(4096).check_memory(needed.private()).expect("just fits"), needed);
+
+    let half = needed.private() / 2;
+    let largest = plan(4096).largest_context(half);
+    let fits = |context| plan(context).memory().private() <= half;
     assert!(fits(largest) && !fits(largest + 1), "{largest} is not the largest");
-    let text = message(check_memory(&model, &options, half));
+    assert_eq!(plan(1).with_context(largest).expect("a plan").memory(), plan(largest).memory());
+    let text = message(plan(4096).check_memory(half));
     assert!(text.contains(&format!("--ctx {largest}")), "{text}");
-    assert!(message(check_memory(&model, &options, 1000)).contains("no context fits"));
+    assert!(message(plan(4096).check_memory(1000)).contains("no context fits"));
+    assert!(matches!(plan(1).with_context(4097), Err(Error::ContextTooLarge { context: 4097, max: 4096 })));
+}
+
+#[test]
+fn every_block_says_who_runs_it() {
+    for (device, kernel) in [(Device::Cpu, "ternary_gemv/"), (Device::Reference, "layer/f32")] {
+        let options = EngineOptions { device, ..EngineOptions::default() };
+        let plan = Plan::new(model(Fixture::Tiny), &options).expect("a plan");
+        let placements = plan.placements();
+        let blocks: Vec<&str> = placements.iter().map(|placement| placement.block.as_str()).collect();
+        assert_eq!((blocks[0], blocks[1], blocks[8], blocks[9]), ("embed", "layer 0", "layer 7", "head"));
+        assert!(placements.iter().all(|placement| placement.backend == device.name()));
+        assert!(placements[1].kernels.iter().any(|id| id.to_string().starts_with(kernel)), "{placements:?}");
+        assert_eq!(plan.compile().expect("compiles").placements(), placements);
+    }
 }

@@ -5,8 +5,7 @@ use std::{path::Path, sync::Arc, time::Instant};
 use anyhow::Result;
 use samara_format::Access;
 use samara_runtime::{
-    ChatTemplate, Device, Engine, EngineOptions, MemoryPlan, Model, Placement, Tokenizer, check_memory,
-    format_bytes, largest_context,
+    ChatTemplate, Device, Engine, EngineOptions, MemoryPlan, Model, Placement, Plan, Tokenizer, format_bytes,
 };
 
 use crate::{cli, failure::Failure, machine::Machine, output::note};
@@ -134,7 +133,7 @@ pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Re
     let loaded = if args.no_mmap { model.file().index().file_len() } else { 0 };
     let available = available(args, loaded);
     let max = model.architecture().max_context;
-    let mut options = EngineOptions {
+    let options = EngineOptions {
         device: args.device.into(),
         threads: args.threads.count(),
         context: max,
@@ -142,30 +141,30 @@ pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Re
         max_batch: wants.max_batch,
         max_logit_rows: wants.max_logit_rows,
     };
-    let largest = largest_context(model, &options, available)?;
-    options.context = match args.ctx {
+    let plan = Plan::new(Arc::clone(model), &options)?;
+    let largest = plan.largest_context(available);
+    let plan = plan.with_context(match args.ctx {
         Some(context) => context as usize,
         // Nothing fits: ask for what was wanted, so that the message has a sum.
         None if largest == 0 => wants.context.clamp(1, max),
         None => wants.context.clamp(1, max).min(largest),
-    };
-    let plan = samara_runtime::memory_plan(model, &options)?;
+    })?;
     if wants.say {
-        note(&memory_line(&plan, args.no_mmap, available, largest, max));
+        note(&memory_line(&plan.memory(), args.no_mmap, available, largest, max));
     }
-    let checked = check_memory(model, &options, available);
+    let checked = plan.check_memory(available);
     if checked.is_err()
         && let Some(limits) = process_limits(args)
     {
         note(&limits);
     }
     checked?;
-    Ok(Engine::new(Arc::clone(model), &options)?)
+    Ok(plan.compile()?)
 }
 
 /// The sum, in one line.
-fn memory_line(plan: &MemoryPlan, read: bool, available: u64, largest: usize, max: usize) -> String {
-    let MemoryPlan { weights, kv, scratch, context } = *plan;
+fn memory_line(memory: &MemoryPlan, read: bool, available: u64, largest: usize, max: usize) -> String {
+    let MemoryPlan { weights, kv, scratch, context } = *memory;
     let limit = if largest == max { "the model's maximum" } else { "what fits" };
     format!(
         "memory: {} weights ({}) + {} KV cache for {context} tokens + {} scratch, {} available; largest context: \
@@ -178,18 +177,19 @@ fn memory_line(plan: &MemoryPlan, read: bool, available: u64, largest: usize, ma
     )
 }
 
-/// Which backend and kernels run what, a line for each run of blocks.
+/// Which backend and kernels run what, a line for each run of blocks that are alike in both.
 pub(crate) fn explain(placements: &[Placement]) -> Vec<String> {
+    let alike = |a: &Placement, b: &Placement| a.backend == b.backend && a.kernels == b.kernels;
     placements
-        .iter()
-        .map(|Placement { backend, blocks, kernels }| {
-            let span = match (blocks.first(), blocks.last()) {
-                (Some(first), Some(last)) if blocks.len() > 1 => format!("{first} to {last}"),
-                (Some(only), _) => only.clone(),
-                (None, _) => "nothing".to_owned(),
+        .chunk_by(alike)
+        .map(|run| {
+            let Placement { block, backend, kernels } = &run[0];
+            let span = match run {
+                [_, .., last] => format!("{block} to {}", last.block),
+                _ => block.clone(),
             };
             let kernels: Vec<String> = kernels.iter().map(ToString::to_string).collect();
-            format!("{span} ({} stages) on {backend}: {}", blocks.len(), kernels.join(", "))
+            format!("{span} on {backend}: {}", kernels.join(", "))
         })
         .collect()
 }
