@@ -213,8 +213,9 @@ impl Conversion<'_> {
 
     fn write_tensors(&self, tensors: &[Tensor], target: &mut Target, n_done: usize) -> Result<Counts, Error> {
         let outputs = &self.plan.outputs;
-        self.progress.phase("convert", outputs.iter().map(|output| output.recipe.source_len()).sum());
-        self.progress.advance(outputs[..n_done].iter().map(|output| output.recipe.source_len()).sum());
+        // What an earlier run has done is not counted: the rate and the time left are of this one.
+        self.progress
+            .phase("convert", outputs[n_done..].iter().map(|output| output.recipe.source_len()).sum());
         let mut batches = [Vec::new(), Vec::new()];
         let mut total = Counts::default();
         for (output, tensor) in outputs.iter().zip(tensors).skip(n_done) {

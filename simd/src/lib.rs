@@ -15,7 +15,7 @@
 //!   and `t` in 0..4. In the file's ternary layout those are the four bytes `4l..4l+4` of a row's 32 byte
 //!   chunk, all four planes: one `u32` of codes, one i32 lane of an integer dot-product instruction,
 //!   one scale. 128 codes therefore end in a single vector convert, multiply and add, which made the AVX2
-//!   kernel 1.5 times faster than a scale for 32 neighbours (`benches/ternary_layout.rs`).
+//!   kernel 1.2 to 1.4 times faster than a scale for 32 neighbours (`benches/ternary_layout.rs`).
 //! * Ternary: for block `b` ascending, `lane[l] += s[b][l] * f32(Σ code * q)`, multiply and add rounded
 //!   separately. Then the eight lanes are added as a fixed tree,
 //!   `((0+4) + (2+6)) + ((1+5) + (3+7))`, the row-independent correction `Σ s * Σ q` is taken away (codes

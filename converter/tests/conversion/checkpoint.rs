@@ -147,18 +147,28 @@ pub(crate) struct StopAfter<'a> {
     pub(crate) limit: u64,
     pub(crate) cancel: &'a AtomicBool,
     converting: AtomicBool,
+    total: AtomicU64,
     done: AtomicU64,
 }
 
 impl<'a> StopAfter<'a> {
     pub(crate) fn new(limit: u64, cancel: &'a AtomicBool) -> Self {
-        Self { limit, cancel, converting: AtomicBool::new(false), done: AtomicU64::new(0) }
+        let (total, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { limit, cancel, converting: AtomicBool::new(false), total, done }
+    }
+
+    /// Source bytes that this run had to convert, and those it did convert.
+    pub(crate) fn to_do_and_done(&self) -> (u64, u64) {
+        (self.total.load(Ordering::Relaxed), self.done.load(Ordering::Relaxed))
     }
 }
 
 impl Progress for StopAfter<'_> {
-    fn phase(&self, name: &'static str, _total: u64) {
+    fn phase(&self, name: &'static str, total: u64) {
         self.converting.store(name == "convert", Ordering::Relaxed);
+        if name == "convert" {
+            self.total.store(total, Ordering::Relaxed);
+        }
     }
 
     fn advance(&self, bytes: u64) {

@@ -67,6 +67,32 @@ fn an_interrupted_conversion_resumes_to_the_same_bytes() {
 }
 
 #[test]
+fn resuming_redoes_the_tensor_that_was_cut_and_no_more() {
+    // Source bytes of the largest tensors, a layer's experts: 2 bits and 16 bits a weight, and scales.
+    for (name, largest) in [(TINY, 32 * (3 * 128 * 256 / 4 + 2 * 512)), (STRESS_HF, 12 * 3 * 64 * 128 * 2)] {
+        let copy = Copy::of(name);
+        let planned = plan(&copy.model(), &Options::default()).unwrap();
+        for share in [2, 5, 8] {
+            let out = copy.out("m.samara");
+            let run = |limit: u64, options: &Options| {
+                let cancel = AtomicBool::new(false);
+                let watch = StopAfter::new(limit, &cancel);
+                let result = convert(&planned, &out, options, &watch, &cancel);
+                (result.is_ok(), watch.to_do_and_done())
+            };
+            let (finished, (to_do, done)) =
+                run(planned.summary().source_bytes * share / 10, &Options::default());
+            assert!(!finished && done < to_do, "{name} at {share}");
+            let (finished, (left, done_now)) = run(u64::MAX, &resume());
+            assert!(finished && done_now == left, "{name} at {share}");
+            let redone = left - (to_do - done);
+            assert!(redone <= largest, "{name} at {share}: {redone} bytes were converted again");
+            std::fs::remove_file(out).unwrap();
+        }
+    }
+}
+
+#[test]
 fn two_interruptions_in_a_row_lose_nothing() {
     let copy = Copy::of(TINY);
     let out = copy.out("m.samara");
