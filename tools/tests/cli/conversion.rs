@@ -31,6 +31,44 @@ fn convert_verify_inspect_run() {
     assert_eq!(answer.out, "The capital of Greece is Athens.\n");
 }
 
+/// The whole of a checkpoint need not fit into memory: sources are streamed, whatever their size.
+#[test]
+#[cfg(target_os = "linux")]
+fn memory_does_not_grow_with_the_checkpoint() {
+    let dir = folder();
+    let (checkpoint, out) = (dir.path().join("hf"), dir.path().join("m.samara"));
+    let sizes = ["--hidden-size", "1024", "--expert-size", "512", "--n-experts", "64", "--n-layers", "2"];
+    let mut synth = samara();
+    synth.args(["synth", "--layout", "hf", "-q", "-o"]).arg(&checkpoint).args(sizes);
+    Ran::from(synth.output().expect("the program starts")).expect(0);
+    let bytes: u64 = fs::read_dir(&checkpoint)
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").metadata().expect("its size").len())
+        .sum();
+    assert!(bytes > 400 << 20, "{bytes} bytes of source");
+
+    let mut child = samara()
+        .arg("convert")
+        .arg(&checkpoint)
+        .arg("-o")
+        .arg(&out)
+        .args(["-q", "-t", "2"])
+        .spawn()
+        .expect("starts");
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0;
+    while child.try_wait().expect("its state").is_none() {
+        let text = fs::read_to_string(&status).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        peak = peak.max(kib.unwrap_or(0) << 10);
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    assert!(child.wait().expect("it ended").success());
+    // Two batches of units and the texts; a source held whole, or a layer of it, would show.
+    assert!(peak > 1 << 20 && peak < 120 << 20, "{peak} bytes at the peak of {bytes}");
+}
+
 #[test]
 fn the_same_input_gives_the_same_bytes() {
     let dir = folder();
