@@ -72,12 +72,8 @@ impl Default for EngineOptions {
 impl EngineOptions {
     fn limits(&self, context: usize) -> Limits {
         let max_batch = self.max_batch.clamp(1, context.max(1));
-        let threads = match self.threads {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
-            threads => threads,
-        };
         Limits {
-            threads,
+            threads: self.threads,
             n_slots: self.n_slots,
             context,
             max_batch,
@@ -120,6 +116,7 @@ impl MemoryPlan {
 /// Every block placed.
 pub struct Plan {
     model: Arc<Model>,
+    /// With the number of threads settled.
     options: EngineOptions,
     backends: Vec<Box<dyn Backend>>,
     /// For each block, its backend's index and its kernels.
@@ -145,7 +142,11 @@ impl Plan {
         let backends = backends();
         let choose = |block| choose(block, options.device, &backends);
         let chosen = model.architecture().blocks.iter().map(choose).collect::<Result<_, _>>()?;
-        Ok(Plan { model, options: *options, backends, chosen })
+        let threads = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        };
+        Ok(Plan { model, options: EngineOptions { threads, ..*options }, backends, chosen })
     }
 
     /// The same placement for another context.

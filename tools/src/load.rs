@@ -8,7 +8,12 @@ use samara_runtime::{
     ChatTemplate, Device, Engine, EngineOptions, MemoryPlan, Model, Placement, Plan, Tokenizer, format_bytes,
 };
 
-use crate::{cli, failure::Failure, machine::Machine, output::note};
+use crate::{
+    cli,
+    failure::Failure,
+    machine::{Machine, process_left},
+    output::note,
+};
 
 /// Context unless asked for: long chats fit, and the caches stay small.
 const DEFAULT_CONTEXT: usize = 32_768;
@@ -117,7 +122,7 @@ pub(crate) fn tokenizer(model: &Model) -> Result<Tokenizer> {
     const BASE: u64 = 16 << 20;
     let text = model.file().index().metadata().str("tokenizer.json").map_or(0, str::len) as u64;
     let needed = BASE + COPIES * text;
-    if let Some(left) = Machine::detect().process_left.filter(|left| *left < needed) {
+    if let Some(left) = process_left().filter(|left| *left < needed) {
         return Err(Failure::Space(format!(
             "the tokenizer needs up to {} of memory and the limits of this process (ulimit) leave {}: raise them",
             format_bytes(needed),

@@ -142,13 +142,13 @@ fn page_size() -> Option<u64> {
 
 /// What the limits of this process leave, with all that it has mapped so far counted.
 #[cfg(target_os = "linux")]
-fn process_left() -> Option<u64> {
+pub(crate) fn process_left() -> Option<u64> {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/self/{name}")).ok();
     left(&read("limits")?, &read("status")?)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn process_left() -> Option<u64> {
+pub(crate) fn process_left() -> Option<u64> {
     None
 }
 
