@@ -149,19 +149,30 @@ fn reference_residuals_equal_after_each_layer() {
     assert!(hidden_difference(Fixture::StressWindow17, "stress-maple").0 > 100.0 * STRESS_EXACT.hidden);
 }
 
+/// Positions whose argmax is the exact one, and all of them.
+fn agreeing(fixture: Fixture, file: &str, device: Device) -> (usize, usize) {
+    let mut engine = engine(fixture, &options(device, 64));
+    let (mut same, mut n) = (0, 0);
+    for golden in golden(file) {
+        let rows = all_logits(&mut engine, &golden.ids);
+        let got = rows.chunks_exact(golden.logits[0].len()).map(|row| samara_runtime::argmax(row) as u32);
+        same += got.zip(&golden.argmax).filter(|(a, b)| a == *b).count();
+        n += golden.argmax.len();
+    }
+    println!("{fixture:?} {file} on {device:?}: {same} of {n} argmaxes agree");
+    (same, n)
+}
+
 #[test]
 fn argmax_agrees_at_every_position() {
     for device in [Device::Reference, Device::Cpu] {
-        let mut engine = engine(Fixture::Tiny, &options(device, 64));
-        let (mut same, mut n) = (0, 0);
-        for golden in golden("tiny-maple") {
-            let rows = all_logits(&mut engine, &golden.ids);
-            let got = rows.chunks_exact(golden.logits[0].len()).map(|row| samara_runtime::argmax(row) as u32);
-            same += got.zip(&golden.argmax).filter(|(a, b)| a == *b).count();
-            n += golden.argmax.len();
-        }
-        println!("{device:?}: {same} of {n} argmaxes agree");
+        let (same, n) = agreeing(Fixture::Tiny, "tiny-maple", device);
         let wanted = if device == Device::Reference { n } else { n - n / 300 };
         assert!(same >= wanted, "{device:?}: {same} of {n} argmaxes agree");
     }
+    let (same, n) = agreeing(Fixture::Stress, "stress-maple", Device::Reference);
+    assert_eq!(same, n);
+    // The planted fault: one key more.
+    let (same, n) = agreeing(Fixture::StressWindow17, "stress-maple", Device::Reference);
+    assert!(same < n - n / 300, "{same} of {n} argmaxes agree");
 }
