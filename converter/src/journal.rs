@@ -149,7 +149,7 @@ impl Journal {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(Error::Busy { path: part.to_owned() }),
             // Some network file systems have no locks; a conversion is possible there, only not protected.
-            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
+            Err(TryLockError::Error(error)) if no_locks(&error) => {}
             Err(TryLockError::Error(error)) => return Err(Error::io("lock", &path)(error)),
         }
         if !is_at(&file, &path).map_err(Error::io("look at", &path))? {
@@ -253,14 +253,25 @@ fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
     }
 }
 
-/// Files have no identity that could be asked for here, but a file that is locked cannot be locked once more.
-#[cfg(not(unix))]
-fn is_at(_file: &File, path: &Path) -> std::io::Result<bool> {
+/// On Windows the drive and the number of the file on it.
+#[cfg(windows)]
+fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
+    let identity = |file: &File| {
+        let found = winapi_util::file::information(file);
+        found.map(|found| (found.volume_serial_number(), found.file_index()))
+    };
     match File::open(path) {
-        Ok(named) => Ok(matches!(named.try_lock(), Err(TryLockError::WouldBlock))),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Ok(named) => Ok(identity(&named)? == identity(file)?),
+        // A file that was removed while it was open keeps its name for a moment and refuses to be opened.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Whether an error of locking says that this file system has no locks. Windows has three ways to say so: a function
+/// that is invalid, a request that is not supported, a call that is not there.
+fn no_locks(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::Unsupported || (cfg!(windows) && matches!(error.raw_os_error(), Some(1 | 50)))
 }
 
 fn line<T: Serialize>(value: &T) -> Vec<u8> {
@@ -359,6 +370,16 @@ mod tests {
         assert!(Journal::find(&part).unwrap().is_some() && journal_path(&part).exists());
         Journal::lock(&part).unwrap().remove().unwrap();
         assert!(!journal_path(&part).exists());
+    }
+
+    #[test]
+    fn only_a_file_system_without_locks_is_done_without() {
+        let raw = std::io::Error::from_raw_os_error;
+        assert!(no_locks(&ErrorKind::Unsupported.into()));
+        assert!(!no_locks(&ErrorKind::PermissionDenied.into()));
+        for (code, windows) in [(1, true), (50, true), (120, true), (5, false), (33, false)] {
+            assert!(!cfg!(windows) || no_locks(&raw(code)) == windows, "{code}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! replaced but a regular file that is no part of the source, and nothing is discarded but what a conversion left.
 
 use std::fs::Metadata;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use samara_format::{check_output, check_part, part_path};
 
@@ -29,9 +29,9 @@ pub fn check_target(plan: &Plan, out: &Path, options: &Options) -> Result<(), Er
 /// Refuses an output that would replace what is not to be replaced.
 fn check_name(plan: &Plan, out: &Path, options: &Options) -> Result<(), Error> {
     let part = part_path(out);
-    let names = [out, &part, &journal_path(&part)].map(|path| (path.to_owned(), path.canonicalize().ok()));
+    let names = [out, &part, &journal_path(&part)].map(|path| (path.to_owned(), real(path)));
     for file in plan.source_names().chain(SIDE_FILES) {
-        let Ok(real) = plan.summary().source.join(file).canonicalize() else { continue };
+        let Some(real) = real(&plan.summary().source.join(file)) else { continue };
         if let Some((path, _)) = names.iter().find(|(_, name)| name.as_ref() == Some(&real)) {
             return Err(Error::OutputIsSource { path: path.clone(), file: file.to_owned() });
         }
@@ -41,6 +41,14 @@ fn check_name(plan: &Plan, out: &Path, options: &Options) -> Result<(), Error> {
         return Err(Error::NoOutputFolder { path: folder.to_owned() });
     }
     Ok(check_output(out, options.force)?)
+}
+
+/// The one path of what is at `path`, if something is. Some drives of Windows cannot tell it (those in memory or on a
+/// network); there the absolute path is the best there is.
+fn real(path: &Path) -> Option<PathBuf> {
+    path.canonicalize()
+        .or_else(|error| if path.exists() { std::path::absolute(path) } else { Err(error) })
+        .ok()
 }
 
 /// Refuses to discard what another conversion left, unless the options say what to do with it.
@@ -58,9 +66,12 @@ pub(crate) fn check_room(out: &Path, len: u64) -> Result<(), Error> {
     check_space(out, folder_of(out), len.saturating_sub(there))
 }
 
-/// Compares the free space of `folder` with `needed` bytes for `what`.
+/// Compares the free space of `folder` with `needed` bytes for `what`. Not every network drive can tell its free
+/// space, and that is no reason to refuse.
 pub(crate) fn check_space(what: &Path, folder: &Path, needed: u64) -> Result<(), Error> {
-    let available = fs4::available_space(folder).map_err(Error::io("measure the free space of", folder))?;
+    // The canonical form of a path has no limit of length on Windows.
+    let canonical = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let Ok(available) = fs4::available_space(canonical) else { return Ok(()) };
     if available < needed {
         return Err(Error::DiskSpace { path: what.to_owned(), needed, available });
     }
@@ -111,7 +122,9 @@ mod tests {
         };
         assert_eq!(needed(), 0);
         std::fs::write(part_path(&out), vec![0; 1 << 20]).unwrap();
-        std::fs::File::open(part_path(&out)).unwrap().sync_all().unwrap();
+        // Windows syncs only what it may write.
+        let part = std::fs::File::options().write(true).open(part_path(&out)).unwrap();
+        part.sync_all().unwrap();
         assert!((1 << 20..2 << 20).contains(&needed()), "{}", needed());
     }
 }

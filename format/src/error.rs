@@ -492,6 +492,17 @@ pub enum Error {
         /// What is there.
         found: &'static str,
     },
+    /// The new file is complete and cannot get its name: on Windows, where another program has it open, or the file
+    /// that it is to replace.
+    #[error("cannot rename {} to {}, one of which another program has open: {cause}; the new file is complete", .part.display(), .path.display())]
+    InUse {
+        /// The output.
+        path: PathBuf,
+        /// The new file under its unfinished name.
+        part: PathBuf,
+        /// The system's reason.
+        cause: io::Error,
+    },
     /// What has the name of the unfinished file is something else.
     #[error("{} is {found}, not an unfinished conversion, and is left as it is: move it, or choose another output", .path.display())]
     ForeignPart {

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::error::Error;
 use crate::header::Header;
 use crate::index::Index;
-use crate::output::other_than_file;
+use crate::output::{device_at, other_than_file};
 use crate::tensor::Tensor;
 
 /// Alignment of the bytes of a file that was read.
@@ -65,6 +65,9 @@ impl SamaraFile {
     /// [`Error::Io`], [`Error::NotAFile`], [`Error::CheckpointFolder`], or [`Error::InFile`] with the file's defect.
     pub fn open(path: impl AsRef<Path>, access: Access) -> Result<Self, Error> {
         let path = path.as_ref();
+        if let Some(found) = device_at(path) {
+            return Err(Error::NotAFile { path: path.to_owned(), found });
+        }
         let meta = path.metadata().map_err(Error::io("open", path))?;
         if let Some(found) = other_than_file(&meta) {
             let checkpoint = path.join("config.json").is_file();
@@ -91,6 +94,14 @@ impl SamaraFile {
     /// The path it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// How its bytes are reached.
+    pub fn access(&self) -> Access {
+        match self.bytes {
+            Bytes::Mapped(_) => Access::Mmap,
+            Bytes::Heap(..) => Access::Read,
+        }
     }
 
     /// The index.

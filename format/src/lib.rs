@@ -45,9 +45,6 @@
 
 #![deny(unsafe_code)]
 
-#[cfg(not(all(target_endian = "little", target_pointer_width = "64")))]
-compile_error!("samara-format maps files in place and needs a little-endian 64-bit target");
-
 mod decode;
 mod error;
 mod file;

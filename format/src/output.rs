@@ -7,7 +7,8 @@
 use std::ffi::OsString;
 use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Read};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use crate::error::Error;
 use crate::header::{Header, MAGIC};
@@ -26,14 +27,58 @@ pub fn part_path(final_path: &Path) -> PathBuf {
 /// [`Error::Io`].
 pub fn check_output(final_path: &Path, overwrite: bool) -> Result<(), Error> {
     let path = || final_path.to_owned();
-    if final_path.file_name().is_none() {
-        return Err(Error::NotReplaceable { path: path(), found: "no name of a file" });
+    if let Some(found) = unusable_name(final_path, cfg!(windows)) {
+        return Err(Error::NotReplaceable { path: path(), found });
     }
-    match look_at(final_path)?.map(|meta| other_than_file(&meta)) {
+    let Some(meta) = look_at(final_path)? else { return Ok(()) };
+    match other_than_file(&meta) {
+        Some(found) => Err(Error::NotReplaceable { path: path(), found }),
+        None if !overwrite => Err(Error::Exists { path: path() }),
+        // Elsewhere the rights of the folder decide, and those of the file do not matter.
+        None if cfg!(windows) && meta.permissions().readonly() => {
+            Err(Error::NotReplaceable { path: path(), found: "a file that may only be read" })
+        }
         None => Ok(()),
-        Some(Some(found)) => Err(Error::NotReplaceable { path: path(), found }),
-        Some(None) if overwrite => Ok(()),
-        Some(None) => Err(Error::Exists { path: path() }),
+    }
+}
+
+/// Why no file can be written under this name; `None` where one can.
+///
+/// Windows has names of its own making: those of devices in every folder, with any extension; a dot or a space at the
+/// end, which it drops; and a colon, behind which it hides a second content of the file before it.
+fn unusable_name(path: &Path, windows: bool) -> Option<&'static str> {
+    let Some(name) = path.file_name() else { return Some("no name of a file") };
+    if path.as_os_str().as_encoded_bytes().last().is_some_and(|&byte| std::path::is_separator(byte.into())) {
+        return Some("the name of a folder");
+    }
+    let verbatim =
+        matches!(path.components().next(), Some(Component::Prefix(prefix)) if prefix.kind().is_verbatim());
+    if !windows || verbatim {
+        return None;
+    }
+    let name = name.to_string_lossy();
+    if is_device(&name) {
+        Some(DEVICE)
+    } else if name.contains(':') {
+        Some("a name with a colon, which Windows does not give to a file")
+    } else if name.ends_with(['.', ' ']) {
+        Some("a name with a dot or a space at its end, which Windows drops")
+    } else {
+        None
+    }
+}
+
+/// What a name of [`is_device`] stands for.
+const DEVICE: &str = "the name of a device of Windows";
+
+/// `NUL`, `con.txt`, `COM1`: names that mean a device in every folder.
+fn is_device(name: &str) -> bool {
+    let stem = name.split(['.', ':']).next().unwrap_or(name).trim_end().to_ascii_uppercase();
+    match stem.as_str() {
+        "CON" | "PRN" | "AUX" | "NUL" | "CONIN$" | "CONOUT$" => true,
+        _ => stem.strip_prefix("COM").or_else(|| stem.strip_prefix("LPT")).is_some_and(|port| {
+            matches!(port, "¹" | "²" | "³") || (port.len() == 1 && port.as_bytes()[0].is_ascii_digit())
+        }),
     }
 }
 
@@ -80,6 +125,39 @@ pub(crate) fn other_than_file(meta: &Metadata) -> Option<&'static str> {
     }
 }
 
+/// What is at `path` by its name alone, where Windows has a device of that name.
+pub(crate) fn device_at(path: &Path) -> Option<&'static str> {
+    let name = path.file_name().filter(|_| cfg!(windows))?.to_string_lossy();
+    (is_device(&name) && !path.is_file()).then_some(DEVICE)
+}
+
+/// Renames the finished `part` to `path`. Programs that look at every new file keep it from being renamed for a
+/// moment on Windows, so that a refusal is only believed when it lasts.
+///
+/// # Errors
+/// [`Error::InUse`] when another program holds one of the two; [`Error::Io`].
+pub(crate) fn rename(part: &Path, path: &Path) -> Result<(), Error> {
+    const PAUSE: Duration = Duration::from_millis(100);
+    let mut attempts = if cfg!(windows) { 15 } else { 1 };
+    loop {
+        let Err(cause) = std::fs::rename(part, path) else { return Ok(()) };
+        attempts -= 1;
+        if !is_held(&cause) {
+            return Err(Error::io("rename the .part file to", path)(cause));
+        }
+        if attempts == 0 {
+            return Err(Error::InUse { path: path.to_owned(), part: part.to_owned(), cause });
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Whether an error of Windows says that someone has the file open or mapped: access denied, a sharing violation, a
+/// lock, a section that is mapped.
+fn is_held(error: &std::io::Error) -> bool {
+    cfg!(windows) && matches!(error.raw_os_error(), Some(5 | 32 | 33 | 1224))
+}
+
 /// Makes a rename to `path` durable.
 #[cfg(unix)]
 pub(crate) fn sync_folder(path: &Path) -> Result<(), Error> {
@@ -94,4 +172,52 @@ pub(crate) fn sync_folder(path: &Path) -> Result<(), Error> {
 #[cfg(not(unix))]
 pub(crate) fn sync_folder(_path: &Path) -> Result<(), Error> {
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_no_file_can_have() {
+        let check = |name: &str, everywhere: bool, windows: bool| {
+            let path = Path::new(name);
+            let found = (unusable_name(path, false).is_none(), unusable_name(path, true).is_none());
+            assert_eq!(found, (everywhere, windows), "{name:?}");
+        };
+        for name in [
+            "m.samara",
+            "a/модель é.samara",
+            "null",
+            "console.samara",
+            "COM10",
+            "lpt",
+            ".nul",
+            "a.nul",
+            "COMA",
+        ] {
+            check(name, true, true);
+        }
+        for name in
+            ["NUL", "nul.samara", "a/Con", "aux.tar.gz", "COM1", "lpt9.x", "com²", "NUL .txt", "CONOUT$"]
+        {
+            check(name, true, false);
+        }
+        for name in ["m.samara.", "m ", "a/b.samara:stream", "..."] {
+            check(name, true, false);
+        }
+        for name in ["", "..", "/", "new/", "a/.."] {
+            check(name, false, false);
+        }
+        #[cfg(windows)]
+        {
+            check("C:m.samara", true, true);
+            check("C:", false, false);
+            check("new\\", false, false);
+            check("C:\\a\\NUL", true, false);
+            check("\\\\server\\share\\m.samara", true, true);
+            // Such a path is taken as it is.
+            check("\\\\?\\C:\\a\\m.", true, true);
+        }
+    }
 }

@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::error::Error;
 use crate::header::{Header, KNOWN_FEATURES, MAGIC, MAX_INDEX_LEN, VERSION, data_offset, directory_offset};
 use crate::metadata::Metadata;
-use crate::output::{check_output, check_part, look_at, other_than_file, part_path, sync_folder};
+use crate::output::{check_output, check_part, look_at, other_than_file, part_path, rename, sync_folder};
 use crate::tensor::{Placed, Tensor, TensorSpec, encode_entry, entry_len};
 
 /// Bytes gathered before they go to the file.
@@ -293,12 +293,12 @@ impl Sealed {
     /// Gives the file its final name, for good once this returns.
     ///
     /// # Errors
-    /// [`Error::Exists`] or [`Error::NotReplaceable`] when the final name was taken in the meantime; [`Error::Io`].
+    /// [`Error::Exists`] or [`Error::NotReplaceable`] when the final name was taken in the meantime, [`Error::InUse`]
+    /// when another program holds one of the two files; [`Error::Io`].
     pub fn commit(self) -> Result<(), Error> {
         let Self { final_path, part_path, overwrite } = self;
         check_output(&final_path, overwrite)?;
-        std::fs::rename(&part_path, &final_path)
-            .map_err(Error::io("rename the .part file to", &final_path))?;
+        rename(&part_path, &final_path)?;
         sync_folder(&final_path)
     }
 }

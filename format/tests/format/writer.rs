@@ -247,6 +247,8 @@ fn what_is_in_the_way() {
             assert!(matches!(error, Error::NotReplaceable { found, .. } if found == wanted), "{error}");
             std::fs::remove_file(part_path(&folder.path)).unwrap();
         } else {
+            // What is open keeps its name on Windows.
+            drop(writer);
             std::fs::remove_file(part_path(&folder.path)).unwrap();
             make(&part_path(&folder.path));
         }
@@ -440,4 +442,54 @@ fn folder_that_is_not_there() {
     let error = Writer::create(&path, layout(), false).unwrap_err();
     assert!(matches!(error, Error::Io { action: "create", .. }), "{error}");
     assert!(error.to_string().contains("folder"), "{error}");
+}
+
+/// A tensor that starts beyond 4 GiB: all of the file before it is a hole where the file system has holes.
+#[test]
+fn a_tensor_beyond_4_gib() {
+    const HOLE: u64 = 4 << 30;
+    let specs = vec![
+        TensorSpec::single("hole", Dtype::F32, 1 << 20, 1 << 10),
+        TensorSpec::single("beyond", Dtype::U32, 3, 5),
+    ];
+    let folder = Folder::new();
+    let layout = || FileLayout::new(metadata(), specs.clone(), 0).unwrap();
+    drop(Writer::create(&folder.path, layout(), false).unwrap());
+    // Any hash does for bytes that nobody compares.
+    let mut writer = Writer::resume(&folder.path, layout(), &[0]).unwrap();
+    write_next(&mut writer);
+    writer.finish().unwrap();
+    let file = SamaraFile::open(&folder.path, Access::Mmap).unwrap();
+    assert!(file.index().file_len() > HOLE);
+    let beyond = file.index().tensor("beyond").unwrap();
+    assert!(beyond.offset > HOLE);
+    assert_eq!(file.bytes(beyond), content("beyond", beyond.len));
+    file.verify(beyond).unwrap();
+    // What lies where the offset would be without its upper half is something else.
+    let hole = file.index().tensor("hole").unwrap();
+    assert!(file.bytes(hole)[..1 << 20].iter().all(|&byte| byte == 0));
+    assert!(file.bytes(hole)[hole.len as usize - (1 << 20)..].iter().all(|&byte| byte == 0));
+}
+
+/// A file that someone has mapped is replaced whole or kept whole.
+#[test]
+fn output_that_is_mapped() {
+    let folder = Folder::new();
+    write(&folder.path, &metadata(), &specs()[..1], 1 << 20);
+    let before = std::fs::read(&folder.path).unwrap();
+    let mapped = SamaraFile::open(&folder.path, Access::Mmap).unwrap();
+    let mut writer = Writer::create(&folder.path, layout(), true).unwrap();
+    let done: Vec<u128> = specs().iter().map(|_| write_next(&mut writer)).collect();
+    // What Windows does depends on its version and the file system.
+    if let Err(error) = writer.finish() {
+        let Error::InUse { path, part, .. } = &error else { panic!("{error}") };
+        assert_eq!((cfg!(windows), path, part), (true, &folder.path, &part_path(&folder.path)));
+        assert!(error.to_string().contains("another program"), "{error}");
+        assert!(std::fs::read(&folder.path).unwrap() == before);
+        mapped.verify(&mapped.index().tensors()[0]).unwrap();
+        drop(mapped);
+        Writer::resume(&folder.path, layout(), &done).unwrap().finish().unwrap();
+    }
+    assert!(std::fs::read(&folder.path).unwrap() == undisturbed());
+    assert_eq!(folder.names().len(), 1);
 }
