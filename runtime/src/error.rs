@@ -12,6 +12,9 @@ pub enum Error {
     /// Tokenizer, chat template or stop strings.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// Kernels of an instruction set that this machine lacks.
+    #[error(transparent)]
+    Isa(#[from] samara_simd::Error),
     /// Sampling settings that make no sense, or logits nothing can be drawn from.
     #[error(transparent)]
     Sample(#[from] crate::sample::SampleError),

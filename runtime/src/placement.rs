@@ -5,6 +5,8 @@
 
 use std::{ops::Range, sync::Arc};
 
+use samara_simd::{Isa, Kernels};
+
 use crate::{
     backend::{Backend, Footprint, KernelId, Limits, backends},
     engine::Engine,
@@ -44,6 +46,8 @@ impl Device {
 pub struct EngineOptions {
     /// Where to run.
     pub device: Device,
+    /// Instruction set of the CPU kernels; `None` takes the fastest that this machine runs.
+    pub isa: Option<Isa>,
     /// Worker threads; 0 takes one for each core this process may use.
     pub threads: usize,
     /// Positions of a sequence, at most the model's `max_context`.
@@ -60,6 +64,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
             device: Device::Auto,
+            isa: None,
             threads: 0,
             context: 4096,
             n_slots: 1,
@@ -136,10 +141,11 @@ impl Plan {
     /// Gives each block to the first backend that the device allows and that supports it.
     ///
     /// # Errors
-    /// A context beyond the model's maximum, or a device that cannot run a block.
+    /// A context beyond the model's maximum, an instruction set that this machine lacks, or a device that cannot run
+    /// a block.
     pub fn new(model: Arc<Model>, options: &EngineOptions) -> Result<Self, Error> {
         check_context(&model, options.context)?;
-        let backends = backends();
+        let backends = backends(options.isa.map_or_else(|| Ok(Kernels::detect()), Kernels::for_isa)?);
         let choose = |block| choose(block, options.device, &backends);
         let chosen = model.architecture().blocks.iter().map(choose).collect::<Result<_, _>>()?;
         let threads = match options.threads {

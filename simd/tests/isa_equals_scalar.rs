@@ -125,7 +125,9 @@ fn check(kernels: &Kernels, case: &Case) {
 fn present() -> Vec<Kernels> {
     let (present, missing): (Vec<_>, Vec<_>) =
         Isa::ALL.into_iter().filter(|&isa| isa != Isa::Scalar).map(Kernels::for_isa).partition(Result::is_ok);
-    for error in missing.iter().filter_map(|result| result.as_ref().err()) {
+    // Another architecture has none to test.
+    let missing_here = missing.iter().filter(|_| cfg!(target_arch = "x86_64"));
+    for error in missing_here.filter_map(|result| result.as_ref().err()) {
         println!("skipped: {error}");
     }
     println!("{} instruction sets tested, {} skipped", present.len(), missing.len());

@@ -11,6 +11,8 @@ mod wgpu;
 
 use std::{fmt, sync::Arc};
 
+use samara_simd::Kernels;
+
 pub use self::wgpu::{Adapter, adapters};
 use crate::{error::Error, model::Model, spec::BlockSpec};
 
@@ -174,7 +176,8 @@ fn check_head_input(normed: &[f32]) -> Result<(), Error> {
     if normed.iter().all(|x| x.is_finite()) { Ok(()) } else { Err(Error::NonFiniteHead) }
 }
 
-/// Every backend of this build that runs blocks, fastest first as far as is known without measuring.
-pub fn backends() -> Vec<Box<dyn Backend>> {
-    vec![Box::new(cpu::Cpu::new()), Box::new(reference::Reference)]
+/// Every backend of this build that runs blocks, fastest first as far as is known without measuring. The CPU runs
+/// these kernels.
+pub fn backends(kernels: Kernels) -> Vec<Box<dyn Backend>> {
+    vec![Box::new(cpu::Cpu::new(kernels)), Box::new(reference::Reference)]
 }

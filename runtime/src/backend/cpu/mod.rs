@@ -1,5 +1,5 @@
 //! The CPU backend: int8 activations against packed weights, through the kernels that
-//! [`samara_simd::Kernels`] chose for this machine, rows shared out over a rayon pool.
+//! [`samara_simd::Kernels`] has for this machine, rows shared out over a rayon pool.
 //!
 //! Every row of every matrix is computed by one thread in one order, so results do not depend on the
 //! number of threads, on the batch, or on the instruction set.
@@ -27,15 +27,15 @@ use crate::{
 /// More than any machine's cores: a number beyond it is a slip, and starting the threads would stall the machine.
 const MAX_THREADS: usize = 1024;
 
-/// The backend; kernels are detected when it is made, threads are started for its first segment.
+/// The backend; threads are started for its first segment.
 pub(super) struct Cpu {
     kernels: Kernels,
     pool: OnceLock<Arc<ThreadPool>>,
 }
 
 impl Cpu {
-    pub(super) fn new() -> Self {
-        Cpu { kernels: Kernels::detect(), pool: OnceLock::new() }
+    pub(super) fn new(kernels: Kernels) -> Self {
+        Cpu { kernels, pool: OnceLock::new() }
     }
 
     /// The threads, shared by all segments of this backend.

@@ -13,7 +13,8 @@ use crate::rows::PANEL_ROWS;
 pub struct Avx2(());
 
 impl Avx2 {
-    /// The proof, if the CPU has AVX2 and the operating system saves its registers.
+    /// The proof, if the CPU has AVX2 and the operating system saves its registers: the standard library looks at
+    /// CPUID, OSXSAVE and XCR0, all three.
     pub fn try_new() -> Option<Self> {
         std::arch::is_x86_feature_detected!("avx2").then_some(Self(()))
     }
