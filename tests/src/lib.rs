@@ -6,5 +6,5 @@ mod models;
 mod rewrite;
 
 pub use golden::{Golden, compare_rows, golden};
-pub use models::{Fixture, engine, fixture, model};
+pub use models::{Fixture, emulated, engine, fixture, model};
 pub use rewrite::rewrite;

@@ -37,6 +37,12 @@ impl Fixture {
     }
 }
 
+/// Whether an emulator runs this, as `SAMARA_EMULATED` says: a tenth of the speed and less. Tables of lengths leave
+/// their longest rows out then, which take other numbers through the same code.
+pub fn emulated() -> bool {
+    std::env::var_os("SAMARA_EMULATED").is_some()
+}
+
 /// A file or folder of `tests/fixtures`.
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)

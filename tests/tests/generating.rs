@@ -91,7 +91,7 @@ fn answers_end_as_they_should() {
         assert!(outcome.tokens.len() <= max_tokens.unwrap_or(NEVER));
     }
     let mut talk = Talk::new(0.0);
-    let long = vec![Message::new("user", "Explain a samara. ".repeat(60))];
+    let long = vec![Message::new("user", "Explain a samara. ".repeat(20))];
     let n_prompt = talk.prompt(&long).len();
     talk.engine = engine(Fixture::Tiny, &EngineOptions { context: n_prompt + 4, ..EngineOptions::default() });
     let (outcome, _) = talk.answer(&long, None, NEVER);

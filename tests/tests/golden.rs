@@ -6,6 +6,7 @@ use samara_format::{Access, Metadata, TensorSpec};
 use samara_runtime::{
     Activations, Device, Engine, EngineOptions, Limits, Logits, Model, Sequence, Step, backends,
 };
+use samara_simd::Kernels;
 use samara_tests::{Fixture, Golden, compare_rows, engine, golden, model, rewrite};
 
 /// What a backend may differ from the exact logits by. Reference: f32 rounding only. CPU: int8
@@ -101,7 +102,7 @@ fn one_key_more_is_noticed() {
 /// Runs block by block, each a segment of its own.
 fn hidden_difference(fixture: Fixture, file: &str) -> (f32, String) {
     let model = model(fixture);
-    let backends = backends();
+    let backends = backends(Kernels::detect());
     let backend = backends.iter().find(|backend| backend.name() == "reference").expect("a reference backend");
     let architecture = model.architecture();
     let n_layers = architecture.blocks.len() - 2;

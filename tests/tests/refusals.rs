@@ -4,6 +4,7 @@ use std::{path::PathBuf, sync::Arc, sync::atomic::AtomicBool};
 
 use samara_format::{Access, Dtype, Metadata, TensorSpec, Value};
 use samara_runtime::{Device, Engine, EngineOptions, Error, Model, Plan, Session, score};
+use samara_simd::{Isa, Kernels};
 use samara_tests::{Fixture, model, rewrite};
 use tempfile::TempDir;
 
@@ -181,6 +182,20 @@ fn threads_that_cannot_start_are_an_error() {
         Err(Error::Threads { threads: 1025, .. }) => {}
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn kernels_that_this_machine_lacks_are_an_error() {
+    let missing = Isa::ALL.into_iter().filter(|isa| Kernels::for_isa(*isa).is_err());
+    for isa in missing {
+        let options = EngineOptions { isa: Some(isa), ..EngineOptions::default() };
+        let text = message(Engine::new(model(Fixture::Tiny), &options));
+        assert!(text.contains(isa.name()) && text.contains("use scalar"), "{text}");
+    }
+    let options = EngineOptions { isa: Some(Isa::Scalar), ..EngineOptions::default() };
+    let engine = Engine::new(model(Fixture::Tiny), &options).expect("scalar runs everywhere");
+    let kernels = engine.placements().iter().flat_map(|placement| &placement.kernels);
+    assert!(kernels.clone().count() > 0 && kernels.clone().all(|id| id.to_string().ends_with("/scalar")));
 }
 
 #[test]

@@ -24,7 +24,7 @@ use crate::{
 const HELP: &str = "\
 /help    this list
 /clear   forget the conversation
-/exit    leave (so does end of file, and Ctrl-C twice at the prompt)
+/exit    leave (so does Ctrl-D, and Ctrl-C twice at the prompt)
 A line that ends with \\ goes on in the next one. Ctrl-C stops an answer.";
 
 /// What came from the keyboard.
@@ -60,7 +60,7 @@ struct Response {
 /// Talks until the person leaves.
 pub(crate) fn run(speaker: &mut Speaker, args: &Run) -> Result<()> {
     if !args.quiet {
-        note("Chat. /help lists commands, Ctrl-C stops an answer, end of file leaves.");
+        note("Chat. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.");
     }
     let mut keyboard = Keyboard::new()?;
     let mut responder = Printing { speaker, hide_reasoning: args.hide_reasoning, quiet: args.quiet };
@@ -245,6 +245,8 @@ impl Responder for Printing<'_> {
                 CANCEL.store(true, Ordering::SeqCst);
             }
         });
+        // The one that stopped the answer does not count at the prompt.
+        interrupt::reset();
         printer.finish()?;
         let Reply { reasoning, answer, n_prompt: _, outcome } = reply?;
         if !self.quiet {

@@ -86,6 +86,13 @@ fn in_words_of_this_program(error: Error, args: &cli::Convert) -> anyhow::Error 
         Error::SourceChanged { .. } | Error::VerifyFailed { .. } => {
             format!("to start over: {}", again(&["--force"]))
         }
+        Error::Format(samara_format::Error::InUse { .. }) => {
+            let remove = match args.output.symlink_metadata() {
+                Ok(_) => format!("remove {}, then: ", shell::path(&args.output)),
+                Err(_) => String::new(),
+            };
+            format!("to go on when nothing uses it any more: {remove}{}", again(&["--resume"]))
+        }
         Error::NotTernary { .. } => {
             let force = args.force || samara_format::part_path(&args.output).exists();
             let flags: &[&str] = if force { &["--ternarize", "--force"] } else { &["--ternarize"] };

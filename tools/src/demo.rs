@@ -113,8 +113,14 @@ fn in_words_of_the_demo(error: Error) -> anyhow::Error {
 fn answer(file: &Path, args: &Demo) -> Result<()> {
     // Read, not mapped: the folder goes away while the model is still open.
     let model = Arc::new(Model::open(file, Access::Read)?);
-    let options =
-        Engine { device: Device::Auto, ctx: None, memory: None, no_mmap: false, threads: args.threads };
+    let options = Engine {
+        device: Device::Auto,
+        isa: None,
+        ctx: None,
+        memory: None,
+        no_mmap: false,
+        threads: args.threads,
+    };
     let engine = load::engine(&model, &options, Wants::answers(false))?;
     load::explain(engine.placements()).iter().for_each(|text| note(&format!("   {text}")));
     let (tokenizer, template) = load::texts(&model)?;

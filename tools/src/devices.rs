@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use samara_runtime::{adapters, backends};
+use samara_simd::Kernels;
 use serde_json::json;
 
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
 };
 
 pub(crate) fn run(args: &Devices) -> Result<()> {
-    let (machine, adapters, backends) = (Machine::detect(), adapters(), backends());
+    let (machine, adapters, backends) = (Machine::detect(), adapters(), backends(Kernels::detect()));
     let names: Vec<&str> = backends.iter().map(|backend| backend.name()).collect();
     if args.json {
         return Ok(print_json(&json!({

@@ -107,7 +107,7 @@ fn runtime(error: &RuntimeError) -> u8 {
         RuntimeError::Format(error) => format(error),
         RuntimeError::Text(error) => text(error),
         RuntimeError::Sample(SampleError::BadLogit { .. }) => FAILED,
-        RuntimeError::Sample(_) | RuntimeError::ContextTooLarge { .. } => USAGE,
+        RuntimeError::Sample(_) | RuntimeError::ContextTooLarge { .. } | RuntimeError::Isa(_) => USAGE,
         RuntimeError::Memory { .. } => SPACE,
         RuntimeError::UnknownArchitecture { .. }
         | RuntimeError::InvalidMetadata { .. }
@@ -152,6 +152,7 @@ fn format(error: &FormatError) -> u8 {
     match error {
         FormatError::Io { cause, .. } => system(cause),
         FormatError::InFile { defect, .. } => format(defect),
+        FormatError::InUse { .. } => FAILED,
         FormatError::Exists { .. } | FormatError::NotReplaceable { .. } | FormatError::ForeignPart { .. } => {
             USAGE
         }
@@ -166,6 +167,7 @@ fn system(error: &io::Error) -> u8 {
         | io::ErrorKind::PermissionDenied
         | io::ErrorKind::IsADirectory
         | io::ErrorKind::NotADirectory
+        | io::ErrorKind::InvalidFilename
         | io::ErrorKind::InvalidData => INPUT,
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::OutOfMemory => SPACE,
         _ => FAILED,
@@ -238,6 +240,10 @@ mod tests {
         check(ConvertError::ForeignJournal { path: path() }.into(), USAGE);
         check(FormatError::Exists { path: path() }.into(), USAGE);
         check(FormatError::NotReplaceable { path: path(), found: "a folder" }.into(), USAGE);
+        let in_use =
+            FormatError::InUse { path: path(), part: path(), cause: kind(io::ErrorKind::PermissionDenied) };
+        check(in_use.into(), FAILED);
+        check(io_error(io::ErrorKind::InvalidFilename).into(), INPUT);
         check(FormatError::ForeignPart { path: path(), found: "a folder" }.into(), USAGE);
         check(ConvertError::MissingFiles { dir: path(), files: vec![] }.into(), INPUT);
         check(ConvertError::DiskSpace { path: path(), needed: 2, available: 1 }.into(), SPACE);

@@ -3,9 +3,10 @@
 use std::{path::Path, sync::Arc, time::Instant};
 
 use anyhow::Result;
-use samara_format::Access;
+use samara_format::{Access, Error as FormatError};
 use samara_runtime::{
-    ChatTemplate, Device, Engine, EngineOptions, MemoryPlan, Model, Placement, Plan, Tokenizer, format_bytes,
+    ChatTemplate, Device, Engine, EngineOptions, Error as RuntimeError, MemoryPlan, Model, Placement, Plan,
+    Tokenizer, format_bytes,
 };
 
 use crate::{
@@ -54,16 +55,38 @@ impl From<cli::Device> for Device {
     }
 }
 
-/// Opens a model, mapped or read.
+/// Opens a model: mapped, or read where that was asked for or the drive has no maps, as some network drives have not.
 pub(crate) fn open(path: &Path, args: &cli::Engine) -> Result<Arc<Model>> {
-    let access = if args.no_mmap { Access::Read } else { Access::Mmap };
-    if args.no_mmap
-        && let Ok(meta) = path.metadata()
-    {
+    if !args.no_mmap {
+        match Model::open(path, Access::Mmap) {
+            Ok(model) => return Ok(Arc::new(model)),
+            Err(error) if cannot_be_mapped(&error) => {
+                note(&format!("{error}: reading it into memory instead"))
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    read(path, args)
+}
+
+/// Whether a file could be opened and read but not mapped, and not for want of address space: reading takes more.
+fn cannot_be_mapped(error: &RuntimeError) -> bool {
+    let RuntimeError::Format(FormatError::Io { action: "map", cause, .. }) = error else { return false };
+    cause.kind() != std::io::ErrorKind::OutOfMemory
+}
+
+/// Opens a model and reads it, if there is memory for it.
+fn read(path: &Path, args: &cli::Engine) -> Result<Arc<Model>> {
+    if let Ok(meta) = path.metadata() {
         let available = available(args, 0);
         if meta.len() > available {
+            let advice = if args.no_mmap {
+                "leave --no-mmap out, a mapped file need not fit"
+            } else {
+                "copy it to a drive that can map files"
+            };
             return Err(Failure::Space(format!(
-                "{} is {}, and {} of memory are available: leave --no-mmap out, a mapped file need not fit",
+                "{} is {}, and {} of memory are available: {advice}",
                 path.display(),
                 format_bytes(meta.len()),
                 format_bytes(available)
@@ -71,7 +94,7 @@ pub(crate) fn open(path: &Path, args: &cli::Engine) -> Result<Arc<Model>> {
             .into());
         }
     }
-    Ok(Arc::new(Model::open(path, access)?))
+    Ok(Arc::new(Model::open(path, Access::Read)?))
 }
 
 /// Bytes of address space that a thread takes: its stack, and the arena that glibc reserves for it.
@@ -135,11 +158,13 @@ pub(crate) fn tokenizer(model: &Model) -> Result<Tokenizer> {
 
 /// Settles the context, prints the memory sum, and allocates.
 pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Result<Engine> {
-    let loaded = if args.no_mmap { model.file().index().file_len() } else { 0 };
+    let read = model.file().access() == Access::Read;
+    let loaded = if read { model.file().index().file_len() } else { 0 };
     let available = available(args, loaded);
     let max = model.architecture().max_context;
     let options = EngineOptions {
         device: args.device.into(),
+        isa: args.isa,
         threads: args.threads.count(),
         context: max,
         n_slots: 1,
@@ -155,7 +180,7 @@ pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Re
         None => wants.context.clamp(1, max).min(largest),
     })?;
     if wants.say {
-        note(&memory_line(&plan.memory(), args.no_mmap, available, largest, max));
+        note(&memory_line(&plan.memory(), read, available, largest, max));
     }
     let checked = plan.check_memory(available);
     if checked.is_err()
@@ -228,6 +253,20 @@ pub(crate) fn verify(model: &Model, say: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_mapped_may_be_read() {
+        use std::io::ErrorKind;
+        let check = |action: &'static str, kind: ErrorKind, want: bool| {
+            let error = FormatError::Io { action, path: "m.samara".into(), cause: kind.into() };
+            assert_eq!(cannot_be_mapped(&error.into()), want, "{action}, {kind}");
+        };
+        check("map", ErrorKind::Unsupported, true);
+        check("map", ErrorKind::InvalidInput, true);
+        check("map", ErrorKind::OutOfMemory, false);
+        check("open", ErrorKind::Unsupported, false);
+        assert!(!cannot_be_mapped(&FormatError::Empty.into()));
+    }
 
     #[test]
     fn the_memory_sum_says_what_fits() {

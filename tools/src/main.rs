@@ -17,6 +17,7 @@ mod inspect;
 mod interrupt;
 mod load;
 mod machine;
+mod man;
 mod output;
 mod ppl;
 mod progress;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
     if matches!(cli.command, Command::Bench(_) | Command::Devices(_) | Command::Doctor(_)) {
         devices::silence_drivers();
     }
+    interrupt::end_by_code();
     let json = cli.command.json();
     let result = match cli.command {
         Command::Convert(args) => convert::run(&args),
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use safetensors::{Dtype, SafeTensors};
+use samara_format::{Error as FormatError, check_output};
 use samara_runtime::{Engine, Model, Specials, divergence, log_prob, score};
 use serde_json::{Map, Value, json};
 use tempfile::NamedTempFile;
@@ -89,7 +90,10 @@ impl Save<'_> {
     fn check(self) -> Result<(), Failure> {
         let Save { path, force } = self;
         if path.symlink_metadata().is_err() {
-            return Ok(());
+            return match check_output(path, force) {
+                Err(error @ FormatError::NotReplaceable { .. }) => Err(Failure::Usage(error.to_string())),
+                _ => Ok(()),
+            };
         }
         // Renaming over a folder, a device or a link to nothing would do something else than store a file.
         let why = match (path.is_file(), force) {
@@ -241,9 +245,13 @@ fn cannot_write(path: &Path) -> String {
     format!("cannot write {}", path.display())
 }
 
-/// Where a link leads, so that the link stays.
+/// Where a link leads, so that the link stays. Of a new file the folder is followed: the canonical form of a path has
+/// no limit of length on Windows.
 fn target(path: &Path) -> PathBuf {
-    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    path.canonicalize()
+        .or_else(|_| Ok(folder.canonicalize()?.join(path.file_name().unwrap_or_default())))
+        .unwrap_or_else(|_: std::io::Error| path.to_owned())
 }
 
 /// A new file next to where `path` leads, on the same disk, with the rights that a new file has.

@@ -40,9 +40,14 @@ pub(crate) fn find(args: &Run) -> Result<Prompt> {
     if bytes.is_empty() && args.file.is_none() && !args.json && !args.raw && is_nothing() {
         return Ok(Prompt::Nothing);
     }
-    let text = decode(&bytes).map_err(|reason| Failure::Input(format!("standard input {reason}")))?;
+    let text =
+        decode(&bytes).map_err(|reason| Failure::Input(format!("standard input {reason}{PIPE_ADVICE}")))?;
     once(shorten(text, args.raw), "standard input")
 }
+
+/// Programs that write to a pipe on Windows use the code page of the console.
+const PIPE_ADVICE: &str =
+    if cfg!(windows) { "; `chcp 65001` makes this console UTF-8, and -f reads a file" } else { "" };
 
 fn once(text: String, place: &str) -> Result<Prompt> {
     if text.is_empty() {
@@ -74,9 +79,10 @@ fn is_nothing() -> bool {
     file.and_then(|file| file.metadata()).is_ok_and(|meta| meta.file_type().is_char_device())
 }
 
-#[cfg(not(unix))]
+#[cfg(windows)]
 fn is_nothing() -> bool {
-    false
+    // A handle without a type is none: standard input was closed.
+    winapi_util::file::typ(std::io::stdin()).map_or(true, |kind| kind.is_char())
 }
 
 /// A text file.
@@ -85,15 +91,22 @@ pub(crate) fn read(path: &Path) -> Result<String> {
     Ok(decode(&bytes).map_err(|reason| Failure::Input(format!("{} {reason}", path.display())))?)
 }
 
-/// The line end that editors and `echo` put last is not part of a question; of a text to continue it is.
-fn shorten(mut text: String, raw: bool) -> String {
-    if !raw && text.ends_with('\n') {
+/// The line end that editors and `echo` put last is not part of a question, and the line ends of Windows are line
+/// ends; a text to continue stays as it is.
+fn shorten(text: String, raw: bool) -> String {
+    if raw {
+        return text;
+    }
+    let mut text = line_ends(text);
+    if text.ends_with('\n') {
         text.pop();
-        if text.ends_with('\r') {
-            text.pop();
-        }
     }
     text
+}
+
+/// A text with the line ends that models are trained on, so that an editor's choice does not change an answer.
+pub(crate) fn line_ends(text: String) -> String {
+    if text.contains("\r\n") { text.replace("\r\n", "\n") } else { text }
 }
 
 /// UTF-8 with or without a mark, or UTF-16 with one; otherwise what is wrong, for "X ...".
@@ -152,6 +165,8 @@ mod tests {
         check("hi\r\n", false, "hi");
         check("hi\n\n", false, "hi\n");
         check("hi\r", false, "hi\r");
+        check("a\r\nb\r\n\r\n", false, "a\nb\n");
+        check("a\r\nb\r\n", true, "a\r\nb\r\n");
         check("hi", false, "hi");
         check("\n", false, "");
         check("hi\n", true, "hi\n");

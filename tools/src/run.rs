@@ -53,7 +53,7 @@ pub(crate) fn run(args: Run) -> Result<()> {
         tokenizer,
         template,
         sampler: Sampler::new(sampler)?,
-        stop: args.sampling.stop.clone(),
+        stop: stops(&args),
         stop_ids: model.stop_ids().to_vec(),
         max_tokens: args.sampling.max_tokens.map(|n| n as usize),
         load_seconds: started.elapsed().as_secs_f64(),
@@ -62,6 +62,12 @@ pub(crate) fn run(args: Run) -> Result<()> {
         Prompt::Once(text) => once(&mut speaker, &args, text),
         _ => chat::run(&mut speaker, &args),
     }
+}
+
+/// Texts that end an answer, with the line ends that a prompt gets too.
+fn stops(args: &Run) -> Vec<String> {
+    let stop = args.sampling.stop.iter().cloned();
+    if args.raw { stop.collect() } else { stop.map(prompt::line_ends).collect() }
 }
 
 /// The file's defaults with the user's options over them.
@@ -263,7 +269,22 @@ pub(crate) fn summary(outcome: &Outcome, context: usize) -> String {
 mod tests {
     use std::time::Duration;
 
+    use clap::Parser;
+
     use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn a_stop_text_has_the_line_ends_of_a_prompt() {
+        let check = |more: &[&str], want: &str| {
+            let words = ["samara", "run", "m", "--stop", "a\r\nb\r"];
+            let cli = Cli::try_parse_from(words.iter().chain(more)).expect("a command line");
+            let Command::Run(args) = cli.command else { panic!("run") };
+            assert_eq!(stops(&args), [want]);
+        };
+        check(&[], "a\nb\r");
+        check(&["--raw"], "a\r\nb\r");
+    }
 
     #[test]
     fn the_speed_of_decoding_counts_steps_not_tokens() {

@@ -19,13 +19,23 @@ pub(crate) fn option(name: &str, value: &str) -> String {
     format!("{name}{separator}{}", quoted(value))
 }
 
-/// Single quotes stop a POSIX shell from expanding anything; the shells of Windows know double ones.
+/// Single quotes stop a POSIX shell from expanding anything; the shells of Windows know double ones, and programs
+/// there take a backslash in front of a double quote for a sign that the quote is meant.
 fn quoted_for(word: &str, windows: bool) -> String {
     let plain = |c: char| c.is_alphanumeric() || "/:._-+@".contains(c) || (windows && c == '\\');
     if !word.is_empty() && word.chars().all(plain) {
         word.to_owned()
     } else if windows {
-        format!("\"{word}\"")
+        let backslashes = |text: &str| text.len() - text.trim_end_matches('\\').len();
+        let mut pieces = word.split('"');
+        let mut text = format!("\"{}", pieces.next().unwrap_or_default());
+        for piece in pieces {
+            text += &"\\".repeat(backslashes(&text) + 1);
+            text.push('"');
+            text += piece;
+        }
+        text += &"\\".repeat(backslashes(&text));
+        text + "\""
     } else {
         format!("'{}'", word.replace('\'', "'\\''"))
     }
@@ -45,7 +55,9 @@ mod tests {
         check("a b", "'a b'", "\"a b\"");
         check("", "''", "\"\"");
         check("a;b", "'a;b'", "\"a;b\"");
-        check("a$HOME`id`\"!", "'a$HOME`id`\"!'", "\"a$HOME`id`\"!\"");
+        check("a$HOME`id`\"!", "'a$HOME`id`\"!'", "\"a$HOME`id`\\\"!\"");
+        check("a \\\"b", "'a \\\"b'", "\"a \\\\\\\"b\"");
+        check("C:\\my models\\", "'C:\\my models\\'", "\"C:\\my models\\\\\"");
         check("it's", "'it'\\''s'", "\"it's\"");
         check("~/a", "'~/a'", "\"~/a\"");
         check("C:\\a", "'C:\\a'", "C:\\a");

@@ -8,7 +8,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 
-use self::values::{bias, size, whole};
+use self::values::{ChosenIsa, bias, isa, size, whole};
 pub(crate) use self::{
     measure::{Bench, Format, Ppl},
     synth::{Layout, Synth, SynthSizes},
@@ -27,7 +27,7 @@ Start here:
   samara demo                                 see it work on a built-in model
   samara convert checkpoint -o m.samara       make one file of a checkpoint
   samara run m.samara                         chat with it
-  samara run m.samara -p 'Name three trees.'  ask once
+  samara run m.samara -p \"Name three trees.\"  ask once
 
 `samara COMMAND --help` explains every option with examples.
 
@@ -65,6 +65,7 @@ pub(crate) enum Command {
     Devices(Devices),
     Doctor(Doctor),
     Completions(Completions),
+    Man(Man),
 }
 
 impl Command {
@@ -80,7 +81,7 @@ impl Command {
             Command::Bench(args) => (args.json || args.format == Format::Json, Json::Object),
             Command::Devices(args) => (args.json, Json::Object),
             Command::Doctor(args) => (args.json, Json::Object),
-            Command::Demo(_) | Command::Completions(_) => (false, Json::No),
+            Command::Demo(_) | Command::Completions(_) | Command::Man(_) => (false, Json::No),
         };
         if asked { form } else { Json::No }
     }
@@ -167,6 +168,10 @@ pub(crate) struct Engine {
     /// Where to run.
     #[arg(long, value_enum, default_value_t = Device::Auto, help_heading = RUNS)]
     pub(crate) device: Device,
+    /// Instruction set of the CPU kernels: scalar or avx2; auto is the fastest that this machine runs. The results
+    /// are the same with each.
+    #[arg(long, value_name = "ISA", default_value = "auto", value_parser = isa, help_heading = RUNS)]
+    pub(crate) isa: ChosenIsa,
     /// Tokens of context to make room for: prompt, reasoning and answer together. Unless given, the model's
     /// maximum, 32768, or what fits in memory, whichever is least.
     #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..), allow_negative_numbers = true,
@@ -199,7 +204,7 @@ pub(crate) enum Device {
 ///
 /// A prompt given by -p, -f or standard input is answered once. Without one, on a terminal, this is a chat with
 /// line editing and history: end a line with \ to go on in the next, /help lists commands. Ctrl-C stops an answer
-/// and keeps what was said; Ctrl-C at the prompt, twice, leaves; so does end of file.
+/// and keeps what was said; Ctrl-C at the prompt, twice, leaves; so does Ctrl-D.
 ///
 /// The answer goes to standard output and everything else to standard error. A model reasons before it answers:
 /// on a terminal the reasoning is dimmed; elsewhere it is printed first, then an empty line, then the answer.
@@ -208,13 +213,13 @@ pub(crate) enum Device {
 #[command(after_help = "\
 Examples:
   samara run m.samara                         chat
-  samara run m.samara -p 'Name three trees.'  ask once
+  samara run m.samara -p \"Name three trees.\"  ask once
   samara run m.samara -f question.txt --json  one JSON object: answer,
                                               reasoning, why it ended, timings
-  samara run m.samara -p '2+2=' --temp 0      always the likeliest token
-  samara run m.samara --raw -p 'Once upon'    continue a text, without the
+  samara run m.samara -p \"2+2=\" --temp 0      always the likeliest token
+  samara run m.samara --raw -p \"Once upon\"    continue a text, without the
                                               chat template
-  echo 'Why is the sky blue?' | samara run m.samara --hide-reasoning")]
+  echo \"Why is the sky blue?\" | samara run m.samara --hide-reasoning")]
 pub(crate) struct Run {
     /// The .samara file.
     pub(crate) model: PathBuf,
@@ -343,7 +348,7 @@ pub(crate) struct Verify {
 #[command(after_help = "\
 Examples:
   samara demo
-  samara demo -p 'Capital of Greece?'
+  samara demo -p \"Capital of Greece?\"
   samara demo --keep tiny.samara      then: samara run tiny.samara")]
 pub(crate) struct Demo {
     /// What to ask.
@@ -387,6 +392,14 @@ pub(crate) struct Completions {
     pub(crate) shell: clap_complete::Shell,
 }
 
+/// Write the manual pages into a folder: one for samara, one for each command.
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub(crate) struct Man {
+    /// The folder; made if it is not there.
+    pub(crate) folder: PathBuf,
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -422,7 +435,7 @@ mod tests {
         check("run", None, &["prompt", "file", "raw", "system", "verify"]);
         check("run", Some(OUTPUT), &["json", "quiet", "explain", "hide-reasoning"]);
         for command in ["run", "ppl", "bench"] {
-            check(command, Some(RUNS), &["device", "ctx", "memory", "no-mmap", "threads"]);
+            check(command, Some(RUNS), &["device", "isa", "ctx", "memory", "no-mmap", "threads"]);
         }
         check("run", Some(SAMPLING), &["temp", "top-k", "seed", "max-tokens", "stop", "logit-bias"]);
         check("synth", None, &["output", "layout", "full", "seed"]);

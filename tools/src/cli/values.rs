@@ -1,5 +1,15 @@
 //! Values of options that have a notation of their own.
 
+use samara_simd::{Error, Isa};
+
+/// What `--isa` says; `None` leaves it to the machine.
+pub(crate) type ChosenIsa = Option<Isa>;
+
+/// `auto` or the name of an instruction set.
+pub(super) fn isa(text: &str) -> Result<ChosenIsa, Error> {
+    if text == "auto" { Ok(None) } else { text.parse().map(Some) }
+}
+
 /// `12=-1.5`.
 pub(super) fn bias(text: &str) -> Result<(u32, f32), String> {
     let (id, value) = text.split_once('=').ok_or("give a token id and a number, such as 42=-1.5")?;

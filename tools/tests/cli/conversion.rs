@@ -47,24 +47,10 @@ fn memory_does_not_grow_with_the_checkpoint() {
         .sum();
     assert!(bytes > 400 << 20, "{bytes} bytes of source");
 
-    let mut child = samara()
-        .arg("convert")
-        .arg(&checkpoint)
-        .arg("-o")
-        .arg(&out)
-        .args(["-q", "-t", "2"])
-        .spawn()
-        .expect("starts");
-    let status = format!("/proc/{}/status", child.id());
-    let mut peak = 0;
-    while child.try_wait().expect("its state").is_none() {
-        let text = fs::read_to_string(&status).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-        peak = peak.max(kib.unwrap_or(0) << 10);
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    }
-    assert!(child.wait().expect("it ended").success());
+    let mut command = samara();
+    let peak = crate::program::peak_memory(
+        command.arg("convert").arg(&checkpoint).arg("-o").arg(&out).args(["-q", "-t", "2"]),
+    );
     // Two batches of units and the texts; a source held whole, or a layer of it, would show.
     assert!(peak > 1 << 20 && peak < 120 << 20, "{peak} bytes at the peak of {bytes}");
 }
@@ -361,7 +347,7 @@ fn a_disk_that_is_too_small_is_noticed_before_any_work() {
     let checkpoint = fixture("tiny-maple-2bit");
     for dry_run in ["", "--dry-run"] {
         let script = format!(
-            "\"$SAMARA\" convert '{}' -o \"$DISK/m.samara\" {dry_run}; echo code $?; ls \"$DISK\"",
+            "samara convert '{}' -o \"$DISK/m.samara\" {dry_run}; echo code $?; ls \"$DISK\"",
             checkpoint.display()
         );
         let Some(ran) = crate::program::on_small_disk(5, &script) else { return };
@@ -378,12 +364,12 @@ fn a_disk_that_fills_up_keeps_the_part_for_later() {
     let sizes = ["--hidden-size", "512", "--n-layers", "12", "--n-experts", "24", "--expert-size", "256"];
     run(["synth", "-o", plain(&checkpoint), "--layout", "hf", "--quiet"].iter().chain(&sizes)).expect(0);
     let script = format!(
-        "convert() {{ \"$SAMARA\" convert '{}' -o \"$DISK/m.samara\" -t 1 --quiet \"$@\"; }}
+        "convert() {{ samara convert '{}' -o \"$DISK/m.samara\" -t 1 --quiet \"$@\"; }}
          convert & while [ ! -e \"$DISK/m.samara.part\" ]; do :; done
          head -c 64m /dev/zero > \"$DISK/fill\"
          wait $!; echo code $?; ls \"$DISK\"; rm \"$DISK/fill\"
          convert --resume; echo code $?; ls \"$DISK\"
-         \"$SAMARA\" verify \"$DISK/m.samara\" --quiet; echo code $?",
+         samara verify \"$DISK/m.samara\" --quiet; echo code $?",
         checkpoint.display()
     );
     let Some(ran) = crate::program::on_small_disk(64, &script) else { return };

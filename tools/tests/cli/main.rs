@@ -5,11 +5,19 @@
 
 mod answers;
 mod commands;
+#[cfg(target_os = "linux")]
+mod console;
 mod conversion;
+mod cpu_floor;
 mod damage;
-#[cfg(unix)]
 mod interruption;
+#[cfg(target_os = "linux")]
+mod machine;
+mod paths;
 mod program;
+#[cfg(unix)]
+mod signals;
+mod targets;
 #[cfg(target_os = "linux")]
 mod terminal;
 mod text;

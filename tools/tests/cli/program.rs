@@ -10,10 +10,24 @@ use std::{
 
 use serde_json::Value;
 
+/// What starts the program, word by word. `SAMARA_EXE` names another build of it to test, and `SAMARA_RUNNER` what
+/// runs that: an emulator and its arguments, split at spaces.
+pub(crate) fn program() -> Vec<String> {
+    let runner = std::env::var("SAMARA_RUNNER").unwrap_or_default();
+    let exe = std::env::var("SAMARA_EXE").unwrap_or_else(|_| env!("CARGO_BIN_EXE_samara").to_owned());
+    runner.split_whitespace().map(str::to_owned).chain([exe]).collect()
+}
+
+/// Whether something emulates the program's machine.
+pub(crate) fn emulated() -> bool {
+    program().len() > 1
+}
+
 /// The program, in an environment that does not depend on who runs the tests.
 pub(crate) fn samara() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_samara"));
-    clean(&mut command).stdin(Stdio::null());
+    let words = program();
+    let mut command = Command::new(&words[0]);
+    clean(&mut command).args(&words[1..]).stdin(Stdio::null());
     command
 }
 
@@ -36,27 +50,42 @@ pub(crate) fn clean(command: &mut Command) -> &mut Command {
     ] {
         command.env_remove(name);
     }
+    if emulated() {
+        // Without one the program starts itself again, and that would leave the emulator.
+        command.env("XDG_RUNTIME_DIR", "/nonexistent");
+    }
     command
+}
+
+/// The program as a shell's word list.
+#[cfg(unix)]
+pub(crate) fn quoted() -> String {
+    let words: Vec<String> = program().iter().map(|word| format!("'{word}'")).collect();
+    words.join(" ")
 }
 
 /// Has a shell run a script in which `samara` is the program.
 #[cfg(unix)]
 pub(crate) fn shell(script: &str) -> Ran {
     let mut command = Command::new("sh");
-    command.args(["-c", &format!("samara() {{ '{}' \"$@\"; }}\n{script}", env!("CARGO_BIN_EXE_samara"))]);
+    command.args(["-c", &format!("samara() {{ {} \"$@\"; }}\n{script}", quoted())]);
     clean(&mut command).stdin(Stdio::null()).output().expect("a shell").into()
 }
 
-/// Runs a script in a mount namespace with a small file system at `$DISK`; `None` where that is not allowed.
+/// Runs a script in which `samara` is the program, in a mount namespace with a small file system at `$DISK`; `None`
+/// where that is not allowed.
 #[cfg(target_os = "linux")]
 pub(crate) fn on_small_disk(megabytes: u32, script: &str) -> Option<Ran> {
     let dir = folder();
-    let script =
-        format!("mount -t tmpfs -o size={megabytes}m tmpfs \"$DISK\" || exit 99\necho mounted\n{script}");
+    let script = format!(
+        "samara() {{ {} \"$@\"; }}\nmount -t tmpfs -o size={megabytes}m tmpfs \"$DISK\" || exit 99\n\
+         echo mounted\n{script}",
+        quoted()
+    );
     for isolate in [["--map-root-user", "--mount"].as_slice(), &["--mount"]] {
         let mut command = Command::new("unshare");
         command.args(isolate).args(["sh", "-c", &script]);
-        clean(&mut command).env("DISK", dir.path()).env("SAMARA", env!("CARGO_BIN_EXE_samara"));
+        clean(&mut command).env("DISK", dir.path());
         let Ok(output) = command.output() else { continue };
         let ran = Ran::from(output);
         if ran.out.starts_with("mounted") {
@@ -71,6 +100,15 @@ pub(crate) fn on_small_disk(megabytes: u32, script: &str) -> Option<Ran> {
 pub(crate) fn skip(reason: &str) {
     assert!(std::env::var_os("SAMARA_NO_SKIPS").is_none(), "cannot run: {reason}");
     println!("skipped: {reason}");
+}
+
+/// Leaves a test out that is about limits of a process: under an emulator they are the emulator's.
+#[cfg(unix)]
+pub(crate) fn limits_are_the_emulators() -> bool {
+    if emulated() {
+        println!("skipped: optional: an emulator needs the address space that this test takes away");
+    }
+    emulated()
 }
 
 /// A run that has ended.
@@ -132,6 +170,23 @@ pub(crate) fn run_with_input<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>,
     let _ = stdin.write_all(input);
     drop(stdin);
     child.wait_with_output().expect("it ends").into()
+}
+
+/// Runs to a successful end; the most memory that was in use at once, bytes.
+#[cfg(target_os = "linux")]
+pub(crate) fn peak_memory(command: &mut Command) -> u64 {
+    let mut child = command.stdout(Stdio::null()).spawn().expect("the program starts");
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0;
+    while child.try_wait().expect("its state").is_none() {
+        let text = std::fs::read_to_string(&status).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        peak = peak.max(kib.unwrap_or(0) << 10);
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    assert!(child.wait().expect("it ended").success());
+    peak
 }
 
 /// A file or folder of `tests/fixtures`.

@@ -7,11 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::program::{clean, convert, fixture, folder, run, samara, skip, tiny};
+use crate::program::{clean, convert, fixture, folder, quoted, run, samara, skip, tiny};
 
 /// Starts the program on a terminal of its own; `None` where there is no `script`.
 fn on_terminal(arguments: &str, environment: &[(&str, &str)]) -> Option<Child> {
-    let line = format!("'{}' {arguments}", env!("CARGO_BIN_EXE_samara"));
+    let line = format!("{} {arguments}", quoted());
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--echo", "never", "--command", &line, "/dev/null"]);
     clean(&mut command).env("TERM", "xterm").envs(environment.iter().copied());
@@ -49,14 +49,14 @@ fn reasoning_is_dimmed_where_that_can_be_shown() {
 }
 
 /// A chat on a terminal, typed at and read from.
-struct Chat {
+pub(crate) struct Chat {
     child: Child,
     seen: String,
     output: std::sync::mpsc::Receiver<Vec<u8>>,
 }
 
 impl Chat {
-    fn start(arguments: &str, state: &std::path::Path) -> Option<Self> {
+    pub(crate) fn start(arguments: &str, state: &std::path::Path) -> Option<Self> {
         let state = state.to_str().expect("a plain path");
         let mut child = on_terminal(arguments, &[("XDG_STATE_HOME", state)])?;
         let mut stdout = child.stdout.take().expect("a pipe");
@@ -72,13 +72,13 @@ impl Chat {
         Some(Chat { child, seen: String::new(), output })
     }
 
-    fn type_in(&mut self, text: &str) {
+    pub(crate) fn type_in(&mut self, text: &str) {
         let stdin = self.child.stdin.as_mut().expect("a pipe");
         stdin.write_all(text.as_bytes()).and_then(|()| stdin.flush()).expect("typed");
     }
 
     /// Waits for a text after what was waited for before.
-    fn wait_for(&mut self, text: &str) {
+    pub(crate) fn wait_for(&mut self, text: &str) {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             if let Some(at) = self.seen.find(text) {
@@ -94,7 +94,7 @@ impl Chat {
         }
     }
 
-    fn code(mut self) -> Option<i32> {
+    pub(crate) fn code(mut self) -> Option<i32> {
         self.child.wait().expect("it ends").code()
     }
 }
