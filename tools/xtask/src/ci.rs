@@ -1,31 +1,77 @@
 //! The checks of one change, in order of cost. A failing step does not hide the later ones: all run, the failing ones are named at the
-//! end, and the last line sums the tests.
+//! end, and the last lines sum the tests of each platform and of all.
 
-use crate::tally::Tally;
-use anyhow::{Context, Result, bail, ensure};
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use crate::process::{answers, cargo, root, succeed};
+use crate::tally::Tallies;
+use crate::target::{LINUX_AARCH64, LINUX_X86_64, MACOS_AARCH64, Place, SHIPPED, Target, WINDOWS_X86_64};
+use crate::wine::Wine;
+use crate::{dist, readme, tools};
+use anyhow::{Result, anyhow, ensure};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-/// The version `deny` installs where no cargo-deny is found. Unoptimised, because building it is most of what the step costs.
-const CARGO_DENY: &str = "0.20.2";
+/// Processors that qemu imitates: with dotprod and i8mm, with dotprod alone, with neither.
+const AARCH64_CPUS: [&str; 3] = ["max", "cortex-a76", "cortex-a72"];
+
+/// The packages whose tests run on every platform; those of the program do so in their own way.
+const LIBRARIES: [&str; 10] = [
+    "-p",
+    "samara-format",
+    "-p",
+    "samara-simd",
+    "-p",
+    "samara-converter",
+    "-p",
+    "samara-runtime",
+    "-p",
+    "samara-tests",
+];
 
 struct Step {
     name: &'static str,
     what: &'static str,
-    run: fn(&mut Tally) -> Result<()>,
+    run: fn(&mut Run) -> Result<()>,
 }
 
 const STEPS: &[Step] = &[
     Step { name: "fmt", what: "the code is formatted", run: fmt },
-    Step { name: "typos", what: "spelling, where the typos tool is installed", run: typos },
+    Step { name: "typos", what: "spelling", run: typos },
     Step { name: "clippy", what: "no warning in any target", run: clippy },
     Step { name: "doc", what: "the documentation builds without a warning", run: doc },
     Step { name: "deny", what: "licences, sources and versions of dependencies (deny.toml)", run: deny },
     Step { name: "fuzz", what: "the fuzz targets build", run: fuzz },
-    Step { name: "test", what: "unit, integration and documentation tests", run: test },
+    Step { name: "test", what: "unit, integration and documentation tests on this machine", run: test },
+    Step { name: "macos", what: "no warning for macOS, where nothing is linked or run", run: macos },
+    Step { name: "dist", what: "release archives, looked at, run on an old system, made twice", run: dist },
+    Step { name: "windows", what: "the tests as Windows programs, by wine", run: windows },
+    Step { name: "aarch64", what: "the tests on three ARM processors, by qemu", run: aarch64 },
 ];
+
+/// What a run knows and finds out.
+struct Run {
+    tallies: Tallies,
+    /// A part that cannot be run here fails the run instead of being left out.
+    no_skips: bool,
+}
+
+impl Run {
+    /// Runs each command, made ready by `set_up`, and counts its tests for `platform`.
+    fn several(
+        &mut self,
+        platform: &str,
+        commands: impl IntoIterator<Item = Command>,
+        set_up: impl Fn(&mut Command),
+    ) -> Result<()> {
+        let mut failed = Vec::new();
+        for mut command in commands {
+            set_up(&mut command);
+            failed.extend(self.tallies.run(platform, command).err().map(|e| format!("{e:#}")));
+        }
+        ensure!(failed.is_empty(), "{}", failed.join("; "));
+        Ok(())
+    }
+}
 
 /// One line for each step.
 pub(crate) fn help() -> String {
@@ -38,13 +84,14 @@ pub(crate) fn run(names: &[String]) -> ExitCode {
         eprintln!("no step is called {unknown:?}; the steps are\n{}", help());
         return ExitCode::from(2);
     }
-    let mut tally = Tally::default();
+    let no_skips = std::env::var_os("SAMARA_NO_SKIPS").is_some_and(|value| value == "1");
+    let mut run = Run { tallies: Tallies::default(), no_skips };
     let mut failed = Vec::new();
     let started = Instant::now();
     for step in STEPS.iter().filter(|s| names.is_empty() || names.iter().any(|n| n == s.name)) {
         println!("== {}: {}", step.name, step.what);
         let step_started = Instant::now();
-        let outcome = (step.run)(&mut tally);
+        let outcome = (step.run)(&mut run);
         let seconds = step_started.elapsed().as_secs_f64();
         match outcome {
             Ok(()) => println!("== {} passed in {seconds:.1} s\n", step.name),
@@ -54,66 +101,53 @@ pub(crate) fn run(names: &[String]) -> ExitCode {
             }
         }
     }
+    if names.is_empty()
+        && let Err(e) = readme::check(&run.tallies, no_skips)
+    {
+        println!("README.md: {e:#}");
+        failed.push("readme");
+    }
     println!("{:.0} s in all", started.elapsed().as_secs_f64());
     if !failed.is_empty() {
         println!("failed: {}", failed.join(", "));
     }
-    println!("{tally}");
+    println!("{}", run.tallies);
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn fmt(_: &mut Tally) -> Result<()> {
+fn fmt(_: &mut Run) -> Result<()> {
     succeed(cargo(&["fmt", "--all", "--check"]))
 }
 
-fn typos(_: &mut Tally) -> Result<()> {
-    if !answers("typos") {
-        println!("typos is not installed (pip install typos); left out");
-        return Ok(());
-    }
-    let mut command = Command::new("typos");
+fn typos(run: &mut Run) -> Result<()> {
+    let typos = if answers("typos") { Ok(PathBuf::from("typos")) } else { tools::python("bin/typos") };
+    let Some(typos) = run.tallies.wanted("spelling", typos, run.no_skips)? else { return Ok(()) };
+    let mut command = Command::new(typos);
     command.current_dir(root());
     succeed(command)
 }
 
-fn clippy(_: &mut Tally) -> Result<()> {
+fn clippy(_: &mut Run) -> Result<()> {
     succeed(cargo(&["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]))
 }
 
-fn doc(_: &mut Tally) -> Result<()> {
+fn doc(_: &mut Run) -> Result<()> {
     let mut command = cargo(&["doc", "--locked", "--workspace", "--no-deps"]);
     command.env("RUSTDOCFLAGS", "-D warnings");
     succeed(command)
 }
 
-fn deny(_: &mut Tally) -> Result<()> {
+fn deny(_: &mut Run) -> Result<()> {
     // The crates of other platforms are checked too, so they have to be here; after this nothing needs the network.
     succeed(cargo(&["fetch", "--locked"]))?;
-    let mut command = Command::new(cargo_deny()?);
+    let mut command = Command::new(tools::cargo_deny()?);
     command
         .args(["--log-level", "error", "--offline", "--locked", "check", "bans", "licenses", "sources"])
         .current_dir(root());
     succeed(command)
 }
 
-/// The cargo-deny on the PATH, or the one that an earlier run or this one puts into `target/tools`.
-fn cargo_deny() -> Result<PathBuf> {
-    if answers("cargo-deny") {
-        return Ok("cargo-deny".into());
-    }
-    let tools = root().join("target").join("tools");
-    let binary = tools.join("bin").join(format!("cargo-deny{}", std::env::consts::EXE_SUFFIX));
-    if !binary.exists() {
-        println!("installing cargo-deny {CARGO_DENY} into target/tools");
-        let mut command =
-            cargo(&["install", "cargo-deny", "--locked", "--debug", "--version", CARGO_DENY, "--root"]);
-        command.arg(&tools).env("CARGO_PROFILE_DEV_DEBUG", "0");
-        succeed(command).context("cargo-deny is not installed and could not be")?;
-    }
-    Ok(binary)
-}
-
-fn fuzz(_: &mut Tally) -> Result<()> {
+fn fuzz(_: &mut Run) -> Result<()> {
     const MANIFEST: &str = "format/fuzz/Cargo.toml";
     // libFuzzer is C++. Where no compiler for it is found the targets are type-checked; the file stands for the library that is
     // then never linked.
@@ -127,51 +161,84 @@ fn fuzz(_: &mut Tally) -> Result<()> {
     succeed(command)
 }
 
-fn test(tally: &mut Tally) -> Result<()> {
-    let mut command = cargo(&["test", "--locked", "--workspace", "--no-fail-fast", "--", "--show-output"]);
-    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| shown(&command))?;
-    let stdout = child.stdout.take().context("cargo test has no output to read")?;
-    for line in BufReader::new(stdout).lines() {
-        // A test may print bytes that are not text; they count for nothing here.
-        let Ok(line) = line else { continue };
-        println!("{line}");
-        tally.line(&line);
+fn test(run: &mut Run) -> Result<()> {
+    let command = cargo(&["test", "--locked", "--workspace", "--no-fail-fast", "--", "--show-output"]);
+    run.tallies.run(LINUX_X86_64.name, command)
+}
+
+fn macos(run: &mut Run) -> Result<()> {
+    let clippy = MACOS_AARCH64.cargo("clippy", &Place::here());
+    let Some(mut clippy) = run.tallies.wanted(MACOS_AARCH64.name, clippy, run.no_skips)? else {
+        return Ok(());
+    };
+    clippy.args(["--workspace", "--exclude", "xtask", "--all-targets", "--", "-D", "warnings"]);
+    succeed(clippy)
+}
+
+fn dist(run: &mut Run) -> Result<()> {
+    let able = SHIPPED.iter().try_for_each(|target| target.cargo("build", &Place::here()).map(drop));
+    let Some(()) = run.tallies.wanted("dist", able, run.no_skips)? else { return Ok(()) };
+    dist::make(&SHIPPED, &[&LINUX_X86_64])?;
+    // The program that is shipped, on old processors.
+    let mut floor =
+        cargo(&["test", "--locked", "-p", "samara", "--test", "cli", "cpu_floor", "--", "--show-output"]);
+    floor.env("SAMARA_EXE", LINUX_X86_64.exe(&Place::here()));
+    run.tallies.run("linux-x86_64 (as shipped)", floor)
+}
+
+/// All tests are Windows programs. Those of a console are this machine's: wine draws one on a terminal.
+fn windows(run: &mut Run) -> Result<()> {
+    let name = WINDOWS_X86_64.name;
+    let Some(wine) = run.tallies.wanted(name, Wine::start(), run.no_skips)? else { return Ok(()) };
+    let tests = foreign_tests(&WINDOWS_X86_64);
+    let Some(mut tests) = run.tallies.wanted(name, tests, run.no_skips)? else { return Ok(()) };
+    tests.args(["-p", "samara", "--", "--show-output"]);
+    tests.env("CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER", &wine.program);
+    let mut console = program_tests(&wine.program.to_string_lossy(), &WINDOWS_X86_64);
+    console.args(["console::", "--include-ignored", "--test-threads", "1"]);
+    run.several(name, [tests, console], |command| wine.set_up(command))
+}
+
+/// The libraries' tests are ARM programs. Those of the command line stay programs of this machine, and what they run is the ARM
+/// program that is shipped.
+fn aarch64(run: &mut Run) -> Result<()> {
+    const QEMU: &str = "qemu-aarch64-static";
+    let name = LINUX_AARCH64.name;
+    let system = if answers(QEMU) {
+        dist::userland("arm64")
+    } else {
+        Err(anyhow!("{QEMU} is not installed (on Debian: apt install qemu-user-static)"))
+    };
+    let Some(system) = run.tallies.wanted(name, system, run.no_skips)? else { return Ok(()) };
+    let build = LINUX_AARCH64.cargo("build", &Place::here());
+    let Some(mut build) = run.tallies.wanted(name, build, run.no_skips)? else { return Ok(()) };
+    build.args(["-p", "samara"]);
+    succeed(build)?;
+    let mut failed = Vec::new();
+    for cpu in AARCH64_CPUS {
+        let mut libraries = foreign_tests(&LINUX_AARCH64)?;
+        libraries.args(["--", "--show-output"]).env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", QEMU);
+        let program = program_tests(QEMU, &LINUX_AARCH64);
+        let outcome = run.several(&format!("{name} ({cpu})"), [libraries, program], |command| {
+            command.env("QEMU_CPU", cpu).env("QEMU_LD_PREFIX", &system).env("SAMARA_EMULATED", "1");
+        });
+        failed.extend(outcome.err().map(|e| format!("{e:#}")));
     }
-    let status = child.wait()?;
-    if let Some(fault) = tally.fault() {
-        bail!("{fault}");
-    }
-    ensure!(status.success(), "{} ended with {status}", shown(&command));
+    ensure!(failed.is_empty(), "{}", failed.join("; "));
     Ok(())
 }
 
-/// The cargo that runs this program, at the workspace's root.
-fn cargo(args: &[&str]) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(args).current_dir(root());
+/// The libraries' tests, built as the program is for a release, so that what is tested is what is shipped. Documentation tests run
+/// on this machine alone.
+fn foreign_tests(target: &Target) -> Result<Command> {
+    let mut command = target.cargo("test", &Place::here())?;
+    command.args(LIBRARIES).args(["--lib", "--bins", "--tests", "--no-fail-fast"]);
+    Ok(command)
+}
+
+/// Tests of the command line, of this machine, which have `runner` run what was built for `target`.
+fn program_tests(runner: &str, target: &Target) -> Command {
+    let mut command = cargo(&["test", "--locked", "-p", "samara", "--test", "cli", "--", "--show-output"]);
+    command.env("SAMARA_RUNNER", runner).env("SAMARA_EXE", target.exe(&Place::here()));
     command
-}
-
-fn succeed(mut command: Command) -> Result<()> {
-    let status = command.status().with_context(|| shown(&command))?;
-    ensure!(status.success(), "{} ended with {status}", shown(&command));
-    Ok(())
-}
-
-/// Whether `program --version` can be run.
-fn answers(program: &str) -> bool {
-    let quiet = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    quiet.is_ok_and(|status| status.success())
-}
-
-fn shown(command: &Command) -> String {
-    let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
-    let args = command.get_args().map(|a| a.to_string_lossy().into_owned());
-    std::iter::once(program.to_string_lossy().into_owned()).chain(args).collect::<Vec<_>>().join(" ")
-}
-
-/// The workspace's root.
-fn root() -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
-    root.expect("xtask lies two folders below the workspace's root").to_owned()
 }

@@ -1,15 +1,21 @@
-//! Sums what the test binaries of one `cargo test` print.
+//! Sums what the test binaries of each platform print.
 //!
 //! A test may be left out only if its reason says so: `#[ignore = "optional: needs …"]`. Any other skipped test is one that was
 //! wanted and did not run, and that is a failure, not a footnote. A test that finds out while it runs that it cannot (an instruction
 //! set the machine lacks) prints `skipped: reason`; each reason counts once.
 
-use std::{collections::BTreeSet, fmt};
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use crate::process::shown;
 
 const OPTIONAL: &str = "optional:";
 
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
+#[derive(Debug, Default)]
+struct Tally {
     passed: u64,
     failed: u64,
     ignored: u64,
@@ -21,7 +27,7 @@ pub(crate) struct Tally {
 
 impl Tally {
     /// Takes one line of output; most lines say nothing here.
-    pub(crate) fn line(&mut self, line: &str) {
+    fn line(&mut self, line: &str) {
         if let Some(counts) = line.strip_prefix("test result: ") {
             for part in counts.split(['.', ';']) {
                 match part.trim().split_once(' ') {
@@ -41,8 +47,25 @@ impl Tally {
         }
     }
 
+    fn skipped(&self) -> u64 {
+        self.ignored + self.reasons.len() as u64
+    }
+
+    fn add(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.ignored += other.ignored;
+        self.reasons.extend(other.reasons);
+        self.skipped_required.extend(other.skipped_required);
+    }
+
+    /// Counts a part that could not be run here at all.
+    fn skip(&mut self, reason: String) {
+        self.reasons.insert(reason);
+    }
+
     /// Why this outcome fails the run, if it does.
-    pub(crate) fn fault(&self) -> Option<String> {
+    fn fault(&self) -> Option<String> {
         if self.failed > 0 {
             return Some(format!("{} tests failed", self.failed));
         }
@@ -53,10 +76,86 @@ impl Tally {
     }
 }
 
+/// The tallies of platforms, in the order in which their tests ran.
+#[derive(Debug, Default)]
+pub(crate) struct Tallies(Vec<(String, Tally)>);
+
+impl Tallies {
+    fn of(&mut self, platform: &str) -> &mut Tally {
+        let index = self.0.iter().position(|(name, _)| name == platform).unwrap_or_else(|| {
+            self.0.push((platform.to_owned(), Tally::default()));
+            self.0.len() - 1
+        });
+        &mut self.0[index].1
+    }
+
+    /// Runs `command`, a cargo that tests, shows what it prints and counts it for `platform`.
+    ///
+    /// # Errors
+    /// If it fails, if a test failed or was left out without being optional, or if none ran.
+    pub(crate) fn run(&mut self, platform: &str, mut command: Command) -> Result<()> {
+        let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| shown(&command))?;
+        let stdout = child.stdout.take().context("cargo test has no output to read")?;
+        let mut tally = Tally::default();
+        for line in BufReader::new(stdout).split(b'\n') {
+            // A test may print bytes that are not text.
+            let line = line?;
+            let line = String::from_utf8_lossy(&line);
+            println!("{line}");
+            tally.line(line.trim_end());
+        }
+        let status = child.wait()?;
+        let fault = tally.fault();
+        self.of(platform).add(tally);
+        ensure!(fault.is_none(), "{platform}: {}", fault.unwrap_or_default());
+        ensure!(status.success(), "{} ended with {status}", shown(&command));
+        Ok(())
+    }
+
+    /// What a platform's tests need, or `None` where it is missing and may be: that is said, and counted as one that was skipped.
+    ///
+    /// # Errors
+    /// If it is missing and nothing may be left out.
+    pub(crate) fn wanted<T>(
+        &mut self,
+        platform: &str,
+        found: Result<T>,
+        no_skips: bool,
+    ) -> Result<Option<T>> {
+        match found {
+            Ok(found) => Ok(Some(found)),
+            Err(e) if no_skips => Err(e),
+            Err(e) => {
+                println!("skipped: {platform}: {e:#}");
+                self.of(platform).skip(format!("{platform}: {e:#}"));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether a test of `platform`, on any of its processors, passed.
+    pub(crate) fn ran(&self, platform: &str) -> bool {
+        self.0.iter().any(|(name, tally)| name.split(' ').next() == Some(platform) && tally.passed > 0)
+    }
+}
+
+/// A line for each platform, then their sum.
+impl fmt::Display for Tallies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut sum = [0; 3];
+        for (platform, tally) in &self.0 {
+            writeln!(f, "{platform}: {tally}")?;
+            let counts = [tally.passed, tally.failed, tally.skipped()];
+            sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        }
+        let [passed, failed, skipped] = sum;
+        write!(f, "{passed} passed, {failed} failed, {skipped} skipped")
+    }
+}
+
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let skipped = self.ignored + self.reasons.len() as u64;
-        write!(f, "{} passed, {} failed, {skipped} skipped", self.passed, self.failed)
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped())
     }
 }
 
@@ -105,5 +204,26 @@ mod tests {
             "1 passed, 0 failed, 3 skipped",
             Some("skipped, but not marked optional: slow, src/lib.rs - f (line 3), big"),
         );
+    }
+
+    #[test]
+    fn platforms_are_counted_apart_and_summed() {
+        let mut tallies = Tallies::default();
+        tallies.of("linux").line("test result: ok. 7 passed; 0 failed; 1 ignored; 0 measured");
+        tallies.of("linux").line("skipped: no avx2");
+        tallies.of("arm (max)").line("test result: ok. 5 passed; 0 failed; 0 ignored; 0 measured");
+        tallies.of("arm (max)").line("skipped: no avx2");
+        assert!(tallies.wanted("windows", Err::<(), _>(anyhow::anyhow!("no wine")), true).is_err());
+        assert!(
+            tallies.wanted("windows", Err::<(), _>(anyhow::anyhow!("no wine")), false).unwrap().is_none()
+        );
+        assert_eq!(
+            tallies.to_string(),
+            "linux: 7 passed, 0 failed, 2 skipped\n\
+             arm (max): 5 passed, 0 failed, 1 skipped\n\
+             windows: 0 passed, 0 failed, 1 skipped\n\
+             12 passed, 0 failed, 4 skipped"
+        );
+        assert!(tallies.ran("linux") && tallies.ran("arm") && !tallies.ran("windows") && !tallies.ran("ar"));
     }
 }
