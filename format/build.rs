@@ -1,6 +1,6 @@
 //! Refuses targets that the format is not for: a file is mapped and its numbers are used in place.
 //!
-//! A build script says so before anything is compiled for the target: it depends on nothing and runs on the host.
+//! A build script says so early: it depends on nothing and runs on the host.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -269,9 +269,12 @@ fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
 }
 
 /// Whether an error of locking says that this file system has no locks. Windows has three ways to say so: a function
-/// that is invalid, a request that is not supported, a call that is not there.
+/// that is invalid, a request that is not supported, a call that is not there. A network drive of Linux has no locks left.
 fn no_locks(error: &std::io::Error) -> bool {
-    error.kind() == ErrorKind::Unsupported || (cfg!(windows) && matches!(error.raw_os_error(), Some(1 | 50)))
+    let code = error.raw_os_error();
+    error.kind() == ErrorKind::Unsupported
+        || (cfg!(windows) && matches!(code, Some(1 | 50)))
+        || (cfg!(target_os = "linux") && code == Some(37))
 }
 
 fn line<T: Serialize>(value: &T) -> Vec<u8> {
@@ -379,6 +382,9 @@ mod tests {
         assert!(!no_locks(&ErrorKind::PermissionDenied.into()));
         for (code, windows) in [(1, true), (50, true), (120, true), (5, false), (33, false)] {
             assert!(!cfg!(windows) || no_locks(&raw(code)) == windows, "{code}");
+        }
+        for (code, linux) in [(37, true), (11, false), (13, false)] {
+            assert!(!cfg!(target_os = "linux") || no_locks(&raw(code)) == linux, "{code}");
         }
     }
 

@@ -13,7 +13,7 @@ use samara_simd::Kernels;
 
 const EMULATOR: &str = "qemu-x86_64-static";
 /// Names what the process in the emulator does.
-const WORD: &str = "SAMARA_EMULATED";
+const WORD: &str = "SAMARA_TEST_CHILD";
 const SIGILL: i32 = 4;
 
 /// A CPU with AVX2 and AVX-512 whose operating system saves the registers of neither.

@@ -128,7 +128,7 @@ fn present() -> Vec<Kernels> {
     // Another architecture has none to test.
     let missing_here = missing.iter().filter(|_| cfg!(target_arch = "x86_64"));
     for error in missing_here.filter_map(|result| result.as_ref().err()) {
-        println!("skipped: {error}");
+        println!("skipped: optional: {error}");
     }
     println!("{} instruction sets tested, {} skipped", present.len(), missing.len());
     present.into_iter().flatten().collect()

@@ -39,7 +39,7 @@ pub fn golden(name: &str) -> Vec<Golden> {
             hidden: rows(format!("{j}.hidden")),
             argmax: ids(format!("{j}.argmax")),
         })
-        .filter(|golden| golden.ids.len() <= 100 || !emulated())
+        .filter(|golden| golden.ids.len() <= 63 || !emulated())
         .collect()
 }
 

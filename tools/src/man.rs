@@ -38,7 +38,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pages = folder.path().join("share/man");
         run(&Man { folder: pages.clone() }).unwrap();
-        let help = samara().render_help().to_string();
+        let help = samara().term_width(usize::MAX).max_term_width(usize::MAX).render_help().to_string();
         let listed =
             help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
         let mut expected: Vec<_> = listed

@@ -26,7 +26,8 @@ pub(crate) fn find(args: &Run) -> Result<Prompt> {
         let text = prompt.to_str().ok_or_else(|| {
             Failure::Usage("the prompt given with -p is not Unicode text; use -f with a file".to_owned())
         })?;
-        return once(text.to_owned(), "the prompt given with -p");
+        let text = if args.raw { text.to_owned() } else { line_ends(text.to_owned()) };
+        return once(text, "the prompt given with -p");
     }
     match &args.file {
         Some(path) if path.as_os_str() != "-" => {

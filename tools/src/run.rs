@@ -201,7 +201,7 @@ fn once(speaker: &mut Speaker, args: &Run, text: String) -> Result<()> {
 
 /// The messages of a single question.
 fn conversation(args: &Run, text: String) -> Vec<Message> {
-    let system = args.system.iter().map(|text| Message::new("system", text));
+    let system = args.system.iter().map(|text| Message::new("system", prompt::line_ends(text.clone())));
     system.chain([Message::new("user", text)]).collect()
 }
 

@@ -102,6 +102,7 @@ mod old {
     /// Whether x86-64 can be emulated here; another machine that is emulated already has no old CPUs.
     fn possible() -> bool {
         if program().len() > 1 {
+            println!("skipped: optional: old CPUs are emulated by a program of this machine");
             return false;
         }
         let there = Command::new(EMULATOR).arg("--version").output().is_ok();

@@ -8,22 +8,25 @@ use crate::program::{
     Ran, clean, convert, folder, on_small_disk, peak_memory, program, run, samara, skip, tiny,
 };
 
-/// The first CPUs that this process may use.
-fn allowed(n: usize) -> Option<String> {
+/// The CPUs that this process may use.
+fn allowed() -> Vec<String> {
     let status = fs::read_to_string("/proc/self/status").expect("the kernel's table");
     let list =
         status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("a list").trim();
-    let ids: Vec<String> = list
-        .split(',')
+    list.split(',')
         .flat_map(|span| {
             let (first, last) = span.split_once('-').unwrap_or((span, span));
             let number = |text: &str| text.parse::<u32>().expect("a number");
             number(first)..=number(last)
         })
         .map(|id| id.to_string())
-        .take(n)
-        .collect();
-    (ids.len() == n).then(|| ids.join(","))
+        .collect()
+}
+
+/// Threads that the program would start here, a quota of this machine counted.
+fn usable() -> usize {
+    let doctor = run(["doctor", "--json"]).expect(0).json();
+    doctor["machine"]["usable_threads"].as_u64().expect("a number") as usize
 }
 
 /// What the program prints as JSON on these CPUs; `None` where there is no `taskset`.
@@ -40,9 +43,10 @@ fn bound_to(cpus: &str, args: &[&str]) -> Option<Value> {
 fn threads_are_those_that_the_affinity_leaves() {
     let model = tiny().to_str().expect("a plain path");
     let bench = ["bench", model, "-p", "1", "-n", "1", "--repetitions", "1", "--json"];
-    for n in [1, 2] {
-        // A machine of one core has no other number to show.
-        let Some(cpus) = allowed(n) else { continue };
+    let (allowed, usable) = (allowed(), usable());
+    // A machine of one core has no other number to show.
+    for n in [1, 2].into_iter().filter(|&n| n <= usable) {
+        let cpus = allowed[..n].join(",");
         let Some(doctor) = bound_to(&cpus, &["doctor", "--json"]) else { return };
         assert_eq!(doctor["machine"]["usable_threads"], n, "CPUs {cpus}");
         let Some(record) = bound_to(&cpus, &bench) else { return };
@@ -61,7 +65,7 @@ fn threads_are_those_that_the_quota_leaves() {
         let script = format!(
             "v1=$(sed -n 's/^[0-9]*:\\(.*,\\)\\{{0,1\\}}cpu\\(,.*\\)\\{{0,1\\}}:\\///p' /proc/self/cgroup)
              v2=$(sed -n 's/^0:://p' /proc/self/cgroup)
-             mount -t tmpfs tmpfs /sys/fs/cgroup || exit 98
+             mount -t tmpfs tmpfs /sys/fs/cgroup || exit 0
              v1=\"/sys/fs/cgroup/cpu/$v1\"; v2=\"/sys/fs/cgroup$v2\"; mkdir -p \"$v1\" \"$v2\"
              echo {quota} > \"$v1/cpu.cfs_quota_us\"; echo 100000 > \"$v1/cpu.cfs_period_us\"
              echo cpu > \"$v2/cgroup.controllers\"; echo {quota} 100000 > \"$v2/cpu.max\"
@@ -69,13 +73,18 @@ fn threads_are_those_that_the_quota_leaves() {
         );
         let ran = on_small_disk(1, &script)?;
         let json = ran.out.strip_prefix("mounted\n").expect("the mark of the mount");
+        if json.is_empty() {
+            skip("there is no /sys/fs/cgroup to put a quota into");
+            return None;
+        }
         let json: Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {ran:?}"));
         json["machine"]["usable_threads"].as_u64()
     };
-    let all = run(["doctor", "--json"]).expect(0).json()["machine"]["usable_threads"].as_u64();
-    for (quota, want) in [("100000", Some(1)), ("50000", Some(1)), ("1000000000", all)] {
+    // What is made up hides a quota of this machine.
+    let all = allowed().len() as u64;
+    for (quota, want) in [("100000", 1), ("50000", 1), ("1000000000", all)] {
         let Some(threads) = threads(quota) else { return };
-        assert_eq!(Some(threads), want, "{quota} microseconds of 100000");
+        assert_eq!(threads, want, "{quota} microseconds of 100000");
     }
 }
 

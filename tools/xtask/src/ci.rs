@@ -11,8 +11,13 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-/// Processors that qemu imitates: with dotprod and i8mm, with dotprod alone, with neither.
-const AARCH64_CPUS: [&str; 3] = ["max", "cortex-a76", "cortex-a72"];
+/// Processors that qemu imitates: with dotprod and i8mm, with dotprod alone, with neither. All tests run on the first. On the others
+/// those do whose outcome a processor's instructions can change: the kernels, and what the program computes with them.
+const AARCH64_CPUS: [(&str, &[&str], &str); 3] = [
+    ("max", &LIBRARIES, ""),
+    ("cortex-a76", &["-p", "samara-simd", "-p", "samara-runtime"], "cpu_floor"),
+    ("cortex-a72", &["-p", "samara-simd", "-p", "samara-runtime"], "cpu_floor"),
+];
 
 /// The packages whose tests run on every platform; those of the program do so in their own way.
 const LIBRARIES: [&str; 10] = [
@@ -51,8 +56,6 @@ const STEPS: &[Step] = &[
 /// What a run knows and finds out.
 struct Run {
     tallies: Tallies,
-    /// A part that cannot be run here fails the run instead of being left out.
-    no_skips: bool,
 }
 
 impl Run {
@@ -84,8 +87,8 @@ pub(crate) fn run(names: &[String]) -> ExitCode {
         eprintln!("no step is called {unknown:?}; the steps are\n{}", help());
         return ExitCode::from(2);
     }
-    let no_skips = std::env::var_os("SAMARA_NO_SKIPS").is_some_and(|value| value == "1");
-    let mut run = Run { tallies: Tallies::default(), no_skips };
+    let no_skips = std::env::var_os("SAMARA_NO_SKIPS").is_some();
+    let mut run = Run { tallies: Tallies::new(no_skips) };
     let mut failed = Vec::new();
     let started = Instant::now();
     for step in STEPS.iter().filter(|s| names.is_empty() || names.iter().any(|n| n == s.name)) {
@@ -121,7 +124,7 @@ fn fmt(_: &mut Run) -> Result<()> {
 
 fn typos(run: &mut Run) -> Result<()> {
     let typos = if answers("typos") { Ok(PathBuf::from("typos")) } else { tools::python("bin/typos") };
-    let Some(typos) = run.tallies.wanted("spelling", typos, run.no_skips)? else { return Ok(()) };
+    let Some(typos) = run.tallies.wanted("spelling", typos)? else { return Ok(()) };
     let mut command = Command::new(typos);
     command.current_dir(root());
     succeed(command)
@@ -138,7 +141,7 @@ fn doc(_: &mut Run) -> Result<()> {
 }
 
 fn deny(_: &mut Run) -> Result<()> {
-    // The crates of other platforms are checked too, so they have to be here; after this nothing needs the network.
+    // The crates of other platforms are checked too, so they have to be here; after this cargo-deny needs no network.
     succeed(cargo(&["fetch", "--locked"]))?;
     let mut command = Command::new(tools::cargo_deny()?);
     command
@@ -168,16 +171,15 @@ fn test(run: &mut Run) -> Result<()> {
 
 fn macos(run: &mut Run) -> Result<()> {
     let clippy = MACOS_AARCH64.cargo("clippy", &Place::here());
-    let Some(mut clippy) = run.tallies.wanted(MACOS_AARCH64.name, clippy, run.no_skips)? else {
+    let Some(mut clippy) = run.tallies.wanted(MACOS_AARCH64.name, clippy)? else {
         return Ok(());
     };
-    clippy.args(["--workspace", "--exclude", "xtask", "--all-targets", "--", "-D", "warnings"]);
+    clippy.args(LIBRARIES).args(["-p", "samara", "--lib", "--bins", "--tests", "--", "-D", "warnings"]);
     succeed(clippy)
 }
 
 fn dist(run: &mut Run) -> Result<()> {
-    let able = SHIPPED.iter().try_for_each(|target| target.cargo("build", &Place::here()).map(drop));
-    let Some(()) = run.tallies.wanted("dist", able, run.no_skips)? else { return Ok(()) };
+    let Some(()) = run.tallies.wanted("dist", dist::able())? else { return Ok(()) };
     dist::make(&SHIPPED, &[&LINUX_X86_64])?;
     // The program that is shipped, on old processors.
     let mut floor =
@@ -189,9 +191,9 @@ fn dist(run: &mut Run) -> Result<()> {
 /// All tests are Windows programs. Those of a console are this machine's: wine draws one on a terminal.
 fn windows(run: &mut Run) -> Result<()> {
     let name = WINDOWS_X86_64.name;
-    let Some(wine) = run.tallies.wanted(name, Wine::start(), run.no_skips)? else { return Ok(()) };
-    let tests = foreign_tests(&WINDOWS_X86_64);
-    let Some(mut tests) = run.tallies.wanted(name, tests, run.no_skips)? else { return Ok(()) };
+    let Some(wine) = run.tallies.wanted(name, Wine::start())? else { return Ok(()) };
+    let tests = foreign_tests(&WINDOWS_X86_64, &LIBRARIES);
+    let Some(mut tests) = run.tallies.wanted(name, tests)? else { return Ok(()) };
     tests.args(["-p", "samara", "--", "--show-output"]);
     tests.env("CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER", &wine.program);
     let mut console = program_tests(&wine.program.to_string_lossy(), &WINDOWS_X86_64);
@@ -209,16 +211,17 @@ fn aarch64(run: &mut Run) -> Result<()> {
     } else {
         Err(anyhow!("{QEMU} is not installed (on Debian: apt install qemu-user-static)"))
     };
-    let Some(system) = run.tallies.wanted(name, system, run.no_skips)? else { return Ok(()) };
+    let Some(system) = run.tallies.wanted(name, system)? else { return Ok(()) };
     let build = LINUX_AARCH64.cargo("build", &Place::here());
-    let Some(mut build) = run.tallies.wanted(name, build, run.no_skips)? else { return Ok(()) };
+    let Some(mut build) = run.tallies.wanted(name, build)? else { return Ok(()) };
     build.args(["-p", "samara"]);
     succeed(build)?;
     let mut failed = Vec::new();
-    for cpu in AARCH64_CPUS {
-        let mut libraries = foreign_tests(&LINUX_AARCH64)?;
+    for (cpu, packages, filter) in AARCH64_CPUS {
+        let mut libraries = foreign_tests(&LINUX_AARCH64, packages)?;
         libraries.args(["--", "--show-output"]).env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", QEMU);
-        let program = program_tests(QEMU, &LINUX_AARCH64);
+        let mut program = program_tests(QEMU, &LINUX_AARCH64);
+        program.arg(filter);
         let outcome = run.several(&format!("{name} ({cpu})"), [libraries, program], |command| {
             command.env("QEMU_CPU", cpu).env("QEMU_LD_PREFIX", &system).env("SAMARA_EMULATED", "1");
         });
@@ -230,9 +233,9 @@ fn aarch64(run: &mut Run) -> Result<()> {
 
 /// The libraries' tests, built as the program is for a release, so that what is tested is what is shipped. Documentation tests run
 /// on this machine alone.
-fn foreign_tests(target: &Target) -> Result<Command> {
+fn foreign_tests(target: &Target, packages: &[&str]) -> Result<Command> {
     let mut command = target.cargo("test", &Place::here())?;
-    command.args(LIBRARIES).args(["--lib", "--bins", "--tests", "--no-fail-fast"]);
+    command.args(packages).args(["--lib", "--bins", "--tests", "--no-fail-fast"]);
     Ok(command)
 }
 

@@ -1,6 +1,6 @@
 //! Release archives in `target/dist`: for each target the program, what documents it, and the licences of all that is in it.
 //!
-//! The same source gives the same bytes, whoever builds it and wherever: `--twice` builds again elsewhere and compares. An archive is
+//! The same source and tools give the same bytes, whoever builds and wherever: `--twice` builds again elsewhere and compares. An archive is
 //! written only after its program was seen to ask for nothing that a user's system may lack, to name no folder of this machine, and,
 //! for Linux, to answer on an old C library.
 
@@ -11,7 +11,8 @@ mod userland;
 
 pub(crate) use userland::userland;
 
-use crate::process::{cargo, output, root, succeed};
+use crate::process::{answers, cargo, cargo_home, output, root, succeed};
+use crate::sysroot;
 use crate::target::{Link, Place, SHIPPED, Target};
 use anyhow::{Context, Result, bail, ensure};
 use archive::Files;
@@ -37,6 +38,26 @@ const SHELLS: [(&str, &str); 5] = [
 
 /// Archives by file name.
 type Archives = BTreeMap<String, Vec<u8>>;
+
+/// Gets what archives of all targets need.
+///
+/// # Errors
+/// Says what is missing.
+pub(crate) fn able() -> Result<()> {
+    for target in SHIPPED {
+        target.cargo("build", &Place::here())?;
+        licences::third_party(target, &root())?;
+    }
+    licences::rust_library()?;
+    ensure!(
+        answers("qemu-aarch64-static"),
+        "qemu-aarch64-static is not installed (on Debian: apt install qemu-user-static)"
+    );
+    for arch in ["amd64", "arm64"] {
+        userland(arch)?;
+    }
+    time().map(drop)
+}
 
 /// What follows `cargo xtask dist`, and the names it may be followed by.
 pub(crate) fn help() -> String {
@@ -174,11 +195,8 @@ fn samara(targets: &[&Target], place: &Place) -> Command {
 
 /// Folders that no file of an archive may name.
 fn folders(place: &Place) -> Result<Vec<PathBuf>> {
-    let mut rustc = Command::new("rustc");
-    rustc.args(["--print", "sysroot"]).current_dir(&place.root);
     let mut folders =
-        vec![root(), place.root.clone(), place.target_dir.clone(), output(rustc)?.trim().into()];
-    folders.extend(std::env::var_os("CARGO_HOME").map(PathBuf::from));
+        vec![root(), place.root.clone(), place.target_dir.clone(), sysroot::toolchain()?, cargo_home()];
     folders.extend(std::env::home_dir());
     Ok(folders)
 }
@@ -195,7 +213,8 @@ fn time() -> Result<u64> {
 
 fn git(args: &[&str]) -> Command {
     let mut git = Command::new("git");
-    git.args(args).current_dir(root());
+    // The tree may belong to someone else, as in a container.
+    git.arg("-c").arg(format!("safe.directory={}", root().display())).args(args).current_dir(root());
     git
 }
 

@@ -18,6 +18,12 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
+/// Where cargo keeps the sources of crates.
+pub(crate) fn cargo_home() -> PathBuf {
+    let home = || std::env::home_dir().unwrap_or_default().join(".cargo");
+    std::env::var_os("CARGO_HOME").map_or_else(home, PathBuf::from)
+}
+
 /// Runs `command`, whose output goes where this program's goes.
 ///
 /// # Errors

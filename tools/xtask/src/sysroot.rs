@@ -16,7 +16,7 @@ use std::process::Command;
 /// # Errors
 /// If the library is neither installed nor can be fetched or built.
 pub(crate) fn find_or_make(target: &Target) -> Result<Option<PathBuf>> {
-    let toolchain = PathBuf::from(output(rustc(&["--print", "sysroot"]))?.trim_end());
+    let toolchain = toolchain()?;
     let library = |sysroot: &Path| sysroot.join("lib/rustlib").join(target.triple).join("lib");
     if library(&toolchain).exists() {
         return Ok(None);
@@ -33,12 +33,21 @@ pub(crate) fn find_or_make(target: &Target) -> Result<Option<PathBuf>> {
             return Ok(None);
         }
     }
+    fs::create_dir_all(&made)?;
     let source = source(&toolchain, &made)?;
     println!("building the standard library of {} from {}", target.triple, source.display());
     let folder = tempfile::tempdir_in(&made)?;
     build(target, &source, folder.path(), &library(&made))
         .with_context(|| format!("the standard library of {}: try rustup target add", target.triple))?;
     Ok(Some(made))
+}
+
+/// The folder of the toolchain that builds.
+///
+/// # Errors
+/// If rustc does not say.
+pub(crate) fn toolchain() -> Result<PathBuf> {
+    Ok(PathBuf::from(output(rustc(&["--print", "sysroot"]))?.trim_end()))
 }
 
 fn rustc(args: &[&str]) -> Command {
@@ -64,8 +73,7 @@ fn fact(name: &str) -> Result<String> {
 /// # Errors
 /// If rustc does not say.
 pub(crate) fn source_names() -> Result<(PathBuf, String)> {
-    let toolchain = PathBuf::from(output(rustc(&["--print", "sysroot"]))?.trim_end());
-    Ok((toolchain.join("lib/rustlib/src/rust"), format!("/rustc/{}", fact("commit-hash")?)))
+    Ok((toolchain()?.join("lib/rustlib/src/rust"), format!("/rustc/{}", fact("commit-hash")?)))
 }
 
 /// The folder `library` of Rust's sources: the component rust-src, or Debian's package.
@@ -104,7 +112,9 @@ fn build(target: &Target, source: &Path, folder: &Path, library: &Path) -> Resul
         "[package]\nname = \"empty\"\nedition = \"2024\"\n[lib]\npath = \"lib.rs\"\n[workspace]\n[profile.release]\ndebug = 0\n",
     )?;
     fs::write(folder.join("lib.rs"), "")?;
-    // Bitcode is what link-time optimisation reads; to check code, metadata are enough.
+    // As in the library that rustup has.
+    let remap = format!("--remap-path-prefix={}={}/library", source.display(), source_names()?.1);
+    // To check code, metadata are enough.
     let (what, extension) = if target.link == Link::No { ("check", "rmeta") } else { ("build", "rlib") };
     let mut cargo = cargo(&[what, "--quiet", "--release", "--target", target.triple]);
     cargo
@@ -113,13 +123,7 @@ fn build(target: &Target, source: &Path, folder: &Path, library: &Path) -> Resul
         .env("RUSTC_BOOTSTRAP", "1")
         .env("__CARGO_TESTS_ONLY_SRC_ROOT", source)
         .env("CARGO_TARGET_DIR", folder.join("target"))
-        .env(
-            "RUSTFLAGS",
-            format!(
-                "-Cforce-unwind-tables=yes -Cembed-bitcode=yes --remap-path-prefix={}=/rust/library",
-                source.display()
-            ),
-        );
+        .env("CARGO_ENCODED_RUSTFLAGS", ["-Cforce-unwind-tables=yes", &remap].join("\u{1f}"));
     succeed(cargo)?;
     let made = folder.join("lib");
     fs::create_dir(&made)?;

@@ -2,7 +2,7 @@
 //!
 //! A test may be left out only if its reason says so: `#[ignore = "optional: needs …"]`. Any other skipped test is one that was
 //! wanted and did not run, and that is a failure, not a footnote. A test that finds out while it runs that it cannot (an instruction
-//! set the machine lacks) prints `skipped: reason`; each reason counts once.
+//! set the machine lacks) prints `skipped: reason`; each reason counts once. Where nothing may be left out, that too has to be optional.
 
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
@@ -64,8 +64,12 @@ impl Tally {
         self.reasons.insert(reason);
     }
 
-    /// Why this outcome fails the run, if it does.
-    fn fault(&self) -> Option<String> {
+    /// Why this outcome fails the run, if it does; with `no_skips` that a test left itself out does, if it is not optional.
+    fn fault(&self, no_skips: bool) -> Option<String> {
+        let left_out = self.reasons.iter().find(|reason| no_skips && !reason.starts_with(OPTIONAL));
+        if let Some(reason) = left_out {
+            return Some(format!("nothing may be left out, but was: {reason}"));
+        }
         if self.failed > 0 {
             return Some(format!("{} tests failed", self.failed));
         }
@@ -78,15 +82,23 @@ impl Tally {
 
 /// The tallies of platforms, in the order in which their tests ran.
 #[derive(Debug, Default)]
-pub(crate) struct Tallies(Vec<(String, Tally)>);
+pub(crate) struct Tallies {
+    platforms: Vec<(String, Tally)>,
+    /// What cannot be run here fails the run instead of being left out.
+    no_skips: bool,
+}
 
 impl Tallies {
+    pub(crate) fn new(no_skips: bool) -> Tallies {
+        Tallies { platforms: Vec::new(), no_skips }
+    }
+
     fn of(&mut self, platform: &str) -> &mut Tally {
-        let index = self.0.iter().position(|(name, _)| name == platform).unwrap_or_else(|| {
-            self.0.push((platform.to_owned(), Tally::default()));
-            self.0.len() - 1
+        let index = self.platforms.iter().position(|(name, _)| name == platform).unwrap_or_else(|| {
+            self.platforms.push((platform.to_owned(), Tally::default()));
+            self.platforms.len() - 1
         });
-        &mut self.0[index].1
+        &mut self.platforms[index].1
     }
 
     /// Runs `command`, a cargo that tests, shows what it prints and counts it for `platform`.
@@ -105,7 +117,7 @@ impl Tallies {
             tally.line(line.trim_end());
         }
         let status = child.wait()?;
-        let fault = tally.fault();
+        let fault = tally.fault(self.no_skips);
         self.of(platform).add(tally);
         ensure!(fault.is_none(), "{platform}: {}", fault.unwrap_or_default());
         ensure!(status.success(), "{} ended with {status}", shown(&command));
@@ -116,15 +128,10 @@ impl Tallies {
     ///
     /// # Errors
     /// If it is missing and nothing may be left out.
-    pub(crate) fn wanted<T>(
-        &mut self,
-        platform: &str,
-        found: Result<T>,
-        no_skips: bool,
-    ) -> Result<Option<T>> {
+    pub(crate) fn wanted<T>(&mut self, platform: &str, found: Result<T>) -> Result<Option<T>> {
         match found {
             Ok(found) => Ok(Some(found)),
-            Err(e) if no_skips => Err(e),
+            Err(e) if self.no_skips => Err(e),
             Err(e) => {
                 println!("skipped: {platform}: {e:#}");
                 self.of(platform).skip(format!("{platform}: {e:#}"));
@@ -135,7 +142,9 @@ impl Tallies {
 
     /// Whether a test of `platform`, on any of its processors, passed.
     pub(crate) fn ran(&self, platform: &str) -> bool {
-        self.0.iter().any(|(name, tally)| name.split(' ').next() == Some(platform) && tally.passed > 0)
+        self.platforms
+            .iter()
+            .any(|(name, tally)| name.split(' ').next() == Some(platform) && tally.passed > 0)
     }
 }
 
@@ -143,7 +152,7 @@ impl Tallies {
 impl fmt::Display for Tallies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut sum = [0; 3];
-        for (platform, tally) in &self.0 {
+        for (platform, tally) in &self.platforms {
             writeln!(f, "{platform}: {tally}")?;
             let counts = [tally.passed, tally.failed, tally.skipped()];
             sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
@@ -167,7 +176,7 @@ mod tests {
         let mut tally = Tally::default();
         output.lines().for_each(|l| tally.line(l));
         assert_eq!(tally.to_string(), summary, "{output}");
-        assert_eq!(tally.fault().as_deref(), fault, "{output}");
+        assert_eq!(tally.fault(false).as_deref(), fault, "{output}");
     }
 
     #[test]
@@ -207,16 +216,25 @@ mod tests {
     }
 
     #[test]
+    fn where_nothing_may_be_left_out_only_what_is_optional_is() {
+        for (reason, fault) in [("no avx2", true), ("optional: an emulator has no limits", false)] {
+            let mut tally = Tally::default();
+            tally.line("test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured");
+            tally.line(&format!("skipped: {reason}"));
+            assert_eq!((tally.fault(true).is_some(), tally.fault(false)), (fault, None), "{reason}");
+        }
+    }
+
+    #[test]
     fn platforms_are_counted_apart_and_summed() {
         let mut tallies = Tallies::default();
         tallies.of("linux").line("test result: ok. 7 passed; 0 failed; 1 ignored; 0 measured");
         tallies.of("linux").line("skipped: no avx2");
         tallies.of("arm (max)").line("test result: ok. 5 passed; 0 failed; 0 ignored; 0 measured");
         tallies.of("arm (max)").line("skipped: no avx2");
-        assert!(tallies.wanted("windows", Err::<(), _>(anyhow::anyhow!("no wine")), true).is_err());
-        assert!(
-            tallies.wanted("windows", Err::<(), _>(anyhow::anyhow!("no wine")), false).unwrap().is_none()
-        );
+        let missing = || Err::<(), _>(anyhow::anyhow!("no wine"));
+        assert!(Tallies::new(true).wanted("windows", missing()).is_err());
+        assert!(tallies.wanted("windows", missing()).unwrap().is_none());
         assert_eq!(
             tallies.to_string(),
             "linux: 7 passed, 0 failed, 2 skipped\n\

@@ -3,7 +3,7 @@
 //! Linux binaries are linked by zig against the symbols of glibc 2.28, whatever this machine's glibc is, and dynamically: a static
 //! binary could not load a Vulkan driver. Windows binaries are linked by mingw.
 
-use crate::process::{answers, cargo, root};
+use crate::process::{answers, cargo, cargo_home, root};
 use crate::{sysroot, tools};
 use anyhow::{Result, ensure};
 use std::path::{Path, PathBuf};
@@ -82,6 +82,12 @@ impl Target {
         if self.link != Link::No {
             command.arg("--release");
         }
+        // What these say would get into the C code of a release, or around its flags.
+        for name in
+            ["CFLAGS", "CPPFLAGS", "TARGET_CFLAGS", "RUSTFLAGS", "RUSTC_WRAPPER", "ZSTD_SYS_USE_PKG_CONFIG"]
+        {
+            command.env_remove(name);
+        }
         command
             .arg("--locked")
             .current_dir(&place.root)
@@ -95,8 +101,7 @@ impl Target {
 
     /// What rustc is told so that no path and no time of this machine gets into the program.
     fn flags(&self, place: &Place, sysroot: Option<&Path>) -> Result<Vec<String>> {
-        let home = std::env::home_dir().unwrap_or_default().join(".cargo");
-        let home = std::env::var_os("CARGO_HOME").map_or(home, PathBuf::from);
+        let home = cargo_home();
         let (library, library_name) = sysroot::source_names()?;
         // The last prefix that fits is the one that counts.
         let names: [(&Path, &str); 4] = [
@@ -127,5 +132,8 @@ fn zigbuild(subcommand: &str, target: &str) -> Result<Command> {
     let mut command = Command::new(tools::python("bin/cargo-zigbuild")?);
     command.args([subcommand, "--target", target]);
     command.env("CARGO_ZIGBUILD_ZIG_PATH", tools::python("ziglang/zig")?);
+    for cache in ["CARGO_ZIGBUILD_CACHE_DIR", "ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"] {
+        command.env(cache, tools::folder().join("zig"));
+    }
     Ok(command)
 }

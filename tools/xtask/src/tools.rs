@@ -12,7 +12,7 @@ const CARGO_DENY: &str = "0.20.2";
 /// Ready binaries from PyPI. The linker's version decides the bytes of a release, so these are always the pinned ones.
 const PYTHON: [&str; 3] = ["cargo-zigbuild==0.24.1", "ziglang==0.17.1", "typos==1.52.0"];
 
-fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     root().join("target").join("tools")
 }
 

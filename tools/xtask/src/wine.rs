@@ -52,10 +52,17 @@ impl Wine {
     /// Has `command`, which starts wine in the end, use the prefix and print no traces.
     pub(crate) fn set_up(&self, command: &mut Command) {
         command.env("WINEPREFIX", &self.prefix).env("WINEDEBUG", "-all");
+        // No menus in the user's home, no questions in a window.
+        command.env("WINEDLLOVERRIDES", "winemenubuilder.exe=d;mscoree,mshtml=");
+        command.env_remove("DISPLAY").env_remove("WAYLAND_DISPLAY");
     }
 
     fn boot(&self) -> Result<()> {
         let system = self.prefix.join("drive_c/windows/system32");
+        let booted = self.prefix.join("booted");
+        if self.prefix.exists() && !booted.exists() {
+            fs::remove_dir_all(&self.prefix)?;
+        }
         fs::create_dir_all(&self.prefix)?;
         self.quietly(&self.server, "--persistent")?;
         // Makes the prefix or brings it up to date. What starts here runs on, and would keep the output of a test open. It also
@@ -65,7 +72,7 @@ impl Wine {
         if !system.join(PRNG).exists() {
             make_prng(&system)?;
         }
-        Ok(())
+        Ok(fs::write(booted, "")?)
     }
 
     fn quietly(&self, program: &Path, argument: &str) -> Result<()> {

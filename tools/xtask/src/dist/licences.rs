@@ -3,14 +3,14 @@
 //! printed once; texts that differ by a name or a year are different texts.
 
 use crate::dist::archive::read;
-use crate::process::{cargo, output, root};
+use crate::process::{cargo, output};
+use crate::sysroot;
 use crate::target::{Link, Target};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 /// One work by others: what it is, and the texts it comes under.
 #[derive(Clone, Debug)]
@@ -112,9 +112,7 @@ pub(super) fn third_party(target: &Target, root: &Path) -> Result<String> {
 
 /// The notices of the Rust standard library, as its project publishes them with the toolchain.
 pub(super) fn rust_library() -> Result<Vec<u8>> {
-    let mut rustc = Command::new("rustc");
-    rustc.args(["--print", "sysroot"]).current_dir(root());
-    let path = Path::new(output(rustc)?.trim()).join("share/doc/rust/COPYRIGHT-library.html");
+    let path = sysroot::toolchain()?.join("share/doc/rust/COPYRIGHT-library.html");
     read(&path).context("the notices of Rust's standard library come with the rustc that rustup installs")
 }
 

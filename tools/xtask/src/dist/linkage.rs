@@ -26,6 +26,7 @@ const WINDOWS: &[&str] = &[
     "advapi32.dll",
     "bcrypt.dll",
     "bcryptprimitives.dll",
+    "combase.dll",
     "d3d12.dll",
     "d3dcompiler_47.dll",
     "dxgi.dll",
@@ -42,6 +43,7 @@ const WINDOWS: &[&str] = &[
     "powrprof.dll",
     "propsys.dll",
     "psapi.dll",
+    "rpcrt4.dll",
     "secur32.dll",
     "setupapi.dll",
     "shell32.dll",
@@ -93,6 +95,13 @@ impl Linkage {
         let glibc = versions.iter().filter_map(|name| Some((name, name.strip_prefix("GLIBC_")?)));
         let new = glibc.filter(|(_, number)| version(number).is_none() || version(number) > limit);
         faults.extend(new.map(|(name, _)| format!("it needs {name}, newer than {GLIBC}")));
+        // A file that says nothing proves nothing.
+        if libraries.is_empty() {
+            faults.push("it names no library that it needs".to_owned());
+        }
+        if !windows && !versions.iter().any(|name| name.starts_with("GLIBC_")) {
+            faults.push("it names no version of glibc".to_owned());
+        }
         faults.extend(search.iter().map(|path| format!("it looks for libraries in {path}")));
         if *executable_stack {
             faults.push("its stack is executable".to_owned());
@@ -194,9 +203,12 @@ fn pe(bytes: &[u8]) -> Result<Linkage> {
 pub(super) fn no_paths(bytes: &[u8], folders: &[impl AsRef<Path>]) -> Result<()> {
     for folder in folders {
         let needle = folder.as_ref().as_os_str().as_encoded_bytes();
-        // A path as short as / or /a is found by chance.
+        // A path as short as / or /a is found by chance, and /src is a part of other paths.
+        let of_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-/".contains(byte);
+        let whole = |at: usize| !bytes[..at].last().is_some_and(of_name);
+        let mut found = bytes.windows(needle.len().max(1)).enumerate();
         if needle.len() > 3
-            && let Some(at) = bytes.windows(needle.len()).position(|window| window == needle)
+            && let Some((at, _)) = found.find(|&(at, window)| window == needle && whole(at))
         {
             let end = bytes.len().min(at + 120);
             bail!("it holds a path of this machine, at byte {at}: {}", name(&bytes[at..end]).escape_debug());
@@ -239,6 +251,8 @@ mod tests {
         check(linux, |l| l.versions = set(&["GLIBC_2.28.1"]), &["it needs GLIBC_2.28.1, newer than 2.28"]);
         check(linux, |l| l.versions = set(&["GLIBC_2.9", "GLIBC_2.27"]), &[]);
         check(linux, |l| l.versions = set(&["GLIBC_PRIVATE"]), &["it needs GLIBC_PRIVATE, newer than 2.28"]);
+        check(linux, |l| l.versions = set(&["GCC_3.0"]), &["it names no version of glibc"]);
+        check(linux, |l| l.libraries = set(&[]), &["it names no library that it needs"]);
         check(linux, |l| l.libraries = set(&["libstdc++.so.6"]), &["it needs libstdc++.so.6"]);
         check(linux, |l| l.search = set(&["/opt/lib"]), &["it looks for libraries in /opt/lib"]);
         check(linux, |l| l.executable_stack = true, &["its stack is executable"]);
@@ -315,6 +329,7 @@ mod tests {
     fn a_path_of_the_machine_is_seen() {
         let folders = [Path::new("/"), Path::new("/home/me/samara")];
         no_paths(b"a /home/me and /samara/src/lib.rs", &folders).unwrap();
+        no_paths(b"/cargo/home/me/samara", &folders).unwrap();
         let e = no_paths(b"a /home/me/samara/src/lib.rs", &folders).unwrap_err().to_string();
         assert!(e.contains("at byte 2: /home/me/samara/src/lib.rs"), "{e}");
     }

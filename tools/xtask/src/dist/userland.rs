@@ -1,4 +1,4 @@
-//! An old Linux to run on: the C library of Debian 11 (glibc 2.31), the oldest release that the mirrors still have, for amd64 or
+//! An old Linux to run on: the C library of Debian 11 (glibc 2.31), the oldest release on its mirrors, for amd64 or
 //! arm64. Only its shared libraries, in `target/userland/ARCH`: enough for `qemu -L`, or for its own dynamic loader.
 
 use crate::debian::Debian;
@@ -79,6 +79,7 @@ fn with(loader: &Path, exe: &Path, option: &str) -> Command {
 /// Checks a list of libraries as `ldd` prints it: a program that takes one from this machine proves nothing.
 fn only_from(userland: &Path, list: &str) -> Result<()> {
     let found = list.lines().filter_map(|line| line.split("=> ").nth(1));
+    ensure!(list.contains("libc.so.6 => "), "it does not say where libc.so.6 is from:\n{list}");
     let foreign: Vec<_> = found.filter(|path| !Path::new(path).starts_with(userland)).collect();
     ensure!(foreign.is_empty(), "not from {}: {}", userland.display(), foreign.join(", "));
     Ok(())
@@ -99,13 +100,16 @@ mod tests {
     #[test]
     fn a_library_of_this_machine_is_seen() {
         let check = |list: &str| only_from(Path::new("/old"), list);
+        assert!(check("").is_err());
         check(
             "\tlinux-vdso.so.1 (0x7f)\n\tlibc.so.6 => /old/lib/libc.so.6 (0x7f)\n\t/old/lib/ld.so (0x7f)\n",
         )
         .unwrap();
-        let e = check("\tlibm.so.6 => /lib/libm.so.6 (0x7f)\n\tlibz.so.1 => not found\n")
-            .unwrap_err()
-            .to_string();
+        let e = check(
+            "\tlibc.so.6 => /old/libc.so.6\n\tlibm.so.6 => /lib/libm.so.6 (0x7f)\n\tlibz.so.1 => not found\n",
+        )
+        .unwrap_err()
+        .to_string();
         assert_eq!(e, "not from /old: /lib/libm.so.6 (0x7f), not found");
     }
 }
