@@ -13,7 +13,7 @@ pub(crate) use userland::userland;
 
 use crate::process::{answers, cargo, cargo_home, output, root, succeed};
 use crate::sysroot;
-use crate::target::{Link, Place, SHIPPED, Target};
+use crate::target::{Link, Place, SHIPPED, Target, here};
 use anyhow::{Context, Result, bail, ensure};
 use archive::Files;
 use linkage::Linkage;
@@ -182,7 +182,7 @@ fn common(targets: &[&Target], place: &Place) -> Result<Files> {
 
 /// The program on this machine: the one just built if it is for here, or else one that takes another build.
 fn samara(targets: &[&Target], place: &Place) -> Command {
-    let here = format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH);
+    let here = here();
     match targets.iter().find(|target| target.name == here) {
         Some(target) => Command::new(target.exe(place)),
         None => {

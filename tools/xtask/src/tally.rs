@@ -133,7 +133,7 @@ impl Tallies {
             Ok(found) => Ok(Some(found)),
             Err(e) if self.no_skips => Err(e),
             Err(e) => {
-                println!("skipped: {platform}: {e:#}");
+                println!("left out: {platform}: {e:#}");
                 self.of(platform).skip(format!("{platform}: {e:#}"));
                 Ok(None)
             }

@@ -42,6 +42,11 @@ pub(crate) const MACOS_AARCH64: Target =
 /// Those that releases are made for.
 pub(crate) const SHIPPED: [&Target; 3] = [&LINUX_X86_64, &LINUX_AARCH64, &WINDOWS_X86_64];
 
+/// This machine, named as a platform is.
+pub(crate) fn here() -> String {
+    format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH)
+}
+
 /// A tree to build and where to put what is built.
 pub(crate) struct Place {
     pub(crate) root: PathBuf,
