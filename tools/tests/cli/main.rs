@@ -17,6 +17,7 @@ mod paths;
 mod program;
 #[cfg(unix)]
 mod signals;
+#[cfg(unix)]
 mod targets;
 #[cfg(target_os = "linux")]
 mod terminal;

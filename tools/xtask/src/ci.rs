@@ -15,14 +15,18 @@ use std::time::Instant;
 
 /// Processors that qemu imitates: with dotprod and i8mm, with dotprod alone, with neither. All tests run on the first. On the others
 /// those do whose outcome a processor's instructions can change: the kernels, and what the program computes with them.
-const AARCH64_CPUS: [(&str, &[&str], &str); 3] = [
-    ("max", &LIBRARIES, ""),
-    ("cortex-a76", &["-p", "samara-simd", "-p", "samara-runtime"], "cpu_floor"),
-    ("cortex-a72", &["-p", "samara-simd", "-p", "samara-runtime"], "cpu_floor"),
-];
+const AARCH64_CPUS: [(&str, &[&str], &str); 3] =
+    [("max", &ALL_BUT_CLI, ""), ("cortex-a76", &KERNELS, "cpu_floor"), ("cortex-a72", &KERNELS, "cpu_floor")];
 
-/// The packages whose tests run on every platform; those of the program do so in their own way.
-const LIBRARIES: [&str; 10] = [
+/// Integration tests, as patterns, but for those of the command line.
+const ALL_BUT_CLI: [&str; 4] = ["--test", "[!c]*", "--test", "c[!l]*"];
+
+const KERNELS: [&str; 8] =
+    ["--test", "contract", "--test", "definition", "--test", "format_layout", "--test", "isa_equals_scalar"];
+
+/// The packages of the product. They are always built together: alone, some would have other features of what they depend on, and
+/// all of that would be built again.
+const PACKAGES: [&str; 12] = [
     "-p",
     "samara-format",
     "-p",
@@ -33,6 +37,8 @@ const LIBRARIES: [&str; 10] = [
     "samara-runtime",
     "-p",
     "samara-tests",
+    "-p",
+    "samara",
 ];
 
 struct Step {
@@ -176,7 +182,7 @@ fn macos(run: &mut Run) -> Result<()> {
     let Some(mut clippy) = run.tallies.wanted(MACOS_AARCH64.name, clippy)? else {
         return Ok(());
     };
-    clippy.args(LIBRARIES).args(["-p", "samara", "--lib", "--bins", "--tests", "--", "-D", "warnings"]);
+    clippy.args(PACKAGES).args(["--lib", "--bins", "--tests", "--", "-D", "warnings"]);
     succeed(clippy)
 }
 
@@ -197,9 +203,9 @@ fn dist(run: &mut Run) -> Result<()> {
 fn windows(run: &mut Run) -> Result<()> {
     let name = WINDOWS_X86_64.name;
     let Some(wine) = run.tallies.wanted(name, Wine::start())? else { return Ok(()) };
-    let tests = foreign_tests(&WINDOWS_X86_64, &LIBRARIES);
+    let tests = foreign_tests(&WINDOWS_X86_64, &["--bins", "--tests"]);
     let Some(mut tests) = run.tallies.wanted(name, tests)? else { return Ok(()) };
-    tests.args(["-p", "samara", "--", "--show-output"]);
+    tests.args(["--", "--show-output"]);
     tests.env("CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER", &wine.program);
     let mut console = program_tests(&wine.program.to_string_lossy(), &WINDOWS_X86_64);
     console.args(["console::", "--include-ignored", "--test-threads", "1"]);
@@ -222,8 +228,8 @@ fn aarch64(run: &mut Run) -> Result<()> {
     build.args(["-p", "samara"]);
     succeed(build)?;
     let mut failed = Vec::new();
-    for (cpu, packages, filter) in AARCH64_CPUS {
-        let mut libraries = foreign_tests(&LINUX_AARCH64, packages)?;
+    for (cpu, chosen, filter) in AARCH64_CPUS {
+        let mut libraries = foreign_tests(&LINUX_AARCH64, chosen)?;
         libraries.args(["--", "--show-output"]).env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", QEMU);
         let mut program = program_tests(QEMU, &LINUX_AARCH64);
         program.arg(filter);
@@ -236,11 +242,11 @@ fn aarch64(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// The libraries' tests, built as the program is for a release, so that what is tested is what is shipped. Documentation tests run
-/// on this machine alone.
-fn foreign_tests(target: &Target, packages: &[&str]) -> Result<Command> {
+/// Unit tests of the libraries and the tests `chosen`, built as the program is for a release, so that what is tested is what is
+/// shipped. Documentation tests run on this machine alone.
+fn foreign_tests(target: &Target, chosen: &[&str]) -> Result<Command> {
     let mut command = target.cargo("test", &Place::here())?;
-    command.args(packages).args(["--lib", "--bins", "--tests", "--no-fail-fast"]);
+    command.args(PACKAGES).args(["--no-fail-fast", "--lib"]).args(chosen);
     Ok(command)
 }
 
