@@ -202,7 +202,7 @@ fn dist(run: &mut Run) -> Result<()> {
     }
     // The program that is shipped, on old processors.
     let mut floor =
-        cargo(&["test", "--locked", "-p", "samara", "--test", "cli", "cpu_floor", "--", "--show-output"]);
+        cargo(&["test", "--locked", "--workspace", "--test", "cli", "cpu_floor", "--", "--show-output"]);
     floor.env("SAMARA_EXE", LINUX_X86_64.exe(&Place::here()));
     run.tallies.run("linux-x86_64 (as shipped)", floor)
 }
@@ -260,7 +260,7 @@ fn foreign_tests(target: &Target, chosen: &[&str]) -> Result<Command> {
 
 /// Tests of the command line, of this machine, which have `runner` run what was built for `target`.
 fn program_tests(runner: &str, target: &Target) -> Command {
-    let mut command = cargo(&["test", "--locked", "-p", "samara", "--test", "cli", "--", "--show-output"]);
+    let mut command = cargo(&["test", "--locked", "--workspace", "--test", "cli", "--", "--show-output"]);
     command.env("SAMARA_RUNNER", runner).env("SAMARA_EXE", target.exe(&Place::here()));
     command
 }
