@@ -97,6 +97,7 @@ pub(crate) fn on_small_disk(megabytes: u32, script: &str) -> Option<Ran> {
 }
 
 /// Leaves a test out and says why. Where everything must run, `SAMARA_NO_SKIPS` makes that a failure.
+#[cfg(unix)]
 pub(crate) fn skip(reason: &str) {
     assert!(std::env::var_os("SAMARA_NO_SKIPS").is_none(), "cannot run: {reason}");
     println!("skipped: {reason}");
