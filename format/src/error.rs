@@ -45,6 +45,14 @@ pub enum Error {
         /// The operating system's answer.
         cause: io::Error,
     },
+    /// The file could be opened and read but not mapped.
+    #[error("cannot map {}: {cause}", .path.display())]
+    Unmappable {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        cause: io::Error,
+    },
     /// The path names a folder or a device.
     #[error("{} is {found}, not a regular file", .path.display())]
     NotAFile {

@@ -62,7 +62,8 @@ impl SamaraFile {
     /// Opens a file and validates its index; tensors' hashes are left to [`SamaraFile::verify`].
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::NotAFile`], [`Error::CheckpointFolder`], or [`Error::InFile`] with the file's defect.
+    /// [`Error::Io`], [`Error::Unmappable`], [`Error::NotAFile`], [`Error::CheckpointFolder`], or [`Error::InFile`] with the
+    /// file's defect.
     pub fn open(path: impl AsRef<Path>, access: Access) -> Result<Self, Error> {
         let path = path.as_ref();
         if let Some(found) = device_at(path) {
@@ -81,7 +82,9 @@ impl SamaraFile {
         let mut file = File::open(path).map_err(Error::io("open", path))?;
         let index = read_index(&mut file, path)?;
         let bytes = match access {
-            Access::Mmap => Bytes::Mapped(map(&file).map_err(Error::io("map", path))?),
+            Access::Mmap => {
+                Bytes::Mapped(map(&file).map_err(|cause| Error::Unmappable { path: path.to_owned(), cause })?)
+            }
             Access::Read => read_aligned(&file, path, index.file_len())?,
         };
         let actual = bytes.as_slice().len() as u64;

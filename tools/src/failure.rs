@@ -150,7 +150,7 @@ fn converter(error: &ConvertError) -> u8 {
 
 fn format(error: &FormatError) -> u8 {
     match error {
-        FormatError::Io { cause, .. } => system(cause),
+        FormatError::Io { cause, .. } | FormatError::Unmappable { cause, .. } => system(cause),
         FormatError::InFile { defect, .. } => format(defect),
         FormatError::InUse { .. } => FAILED,
         FormatError::Exists { .. } | FormatError::NotReplaceable { .. } | FormatError::ForeignPart { .. } => {

@@ -71,8 +71,8 @@ pub(crate) fn open(path: &Path, args: &cli::Engine) -> Result<Arc<Model>> {
 
 /// Whether a file could be opened and read but not mapped, and not for want of address space: reading takes more.
 fn cannot_be_mapped(error: &RuntimeError) -> bool {
-    let RuntimeError::Format(FormatError::Io { action: "map", cause, .. }) = error else { return false };
-    cause.kind() != std::io::ErrorKind::OutOfMemory
+    matches!(error, RuntimeError::Format(FormatError::Unmappable { cause, .. })
+        if cause.kind() != std::io::ErrorKind::OutOfMemory)
 }
 
 /// Opens a model and reads it, if there is memory for it.
@@ -257,14 +257,16 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_mapped_may_be_read() {
         use std::io::ErrorKind;
-        let check = |action: &'static str, kind: ErrorKind, want: bool| {
-            let error = FormatError::Io { action, path: "m.samara".into(), cause: kind.into() };
-            assert_eq!(cannot_be_mapped(&error.into()), want, "{action}, {kind}");
+        let (path, action) = (|| "m.samara".into(), "open");
+        let check = |error: FormatError, want: bool| {
+            let text = error.to_string();
+            assert_eq!(cannot_be_mapped(&error.into()), want, "{text}");
         };
-        check("map", ErrorKind::Unsupported, true);
-        check("map", ErrorKind::InvalidInput, true);
-        check("map", ErrorKind::OutOfMemory, false);
-        check("open", ErrorKind::Unsupported, false);
+        let unmappable = |kind: ErrorKind| FormatError::Unmappable { path: path(), cause: kind.into() };
+        check(unmappable(ErrorKind::Unsupported), true);
+        check(unmappable(ErrorKind::InvalidInput), true);
+        check(unmappable(ErrorKind::OutOfMemory), false);
+        check(FormatError::Io { action, path: path(), cause: ErrorKind::Unsupported.into() }, false);
         assert!(!cannot_be_mapped(&FormatError::Empty.into()));
     }
 

@@ -4,11 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 
-use crate::program::{fixture, folder, run, samara, tiny};
-
-fn plain(path: &Path) -> &str {
-    path.to_str().expect("a plain path")
-}
+use crate::program::{fixture, folder, plain, run, samara, tiny};
 
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))

@@ -4,11 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 
-use crate::program::{Ran, convert, copy_folder, fixture, folder, part_of, run, samara, tiny};
-
-fn plain(path: &Path) -> &str {
-    path.to_str().expect("a plain path")
-}
+use crate::program::{Ran, convert, copy_folder, fixture, folder, part_of, plain, run, samara, tiny};
 
 /// Nothing may be left of a conversion that was refused.
 fn nothing_at(out: &Path) {

@@ -9,11 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::program::{folder, part_of, run, tiny};
-
-fn plain(path: &Path) -> &str {
-    path.to_str().expect("a plain path")
-}
+use crate::program::{folder, part_of, plain, run, tiny};
 
 /// Flips one bit of a file.
 fn flip(path: &Path, offset: u64, bit: u32) {

@@ -11,11 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::program::{Ran, convert, folder, part_of, run, samara, tiny};
-
-fn plain(path: &Path) -> &str {
-    path.to_str().expect("a plain path")
-}
+use crate::program::{Ran, convert, folder, part_of, plain, run, samara, tiny};
 
 /// A checkpoint that takes a moment to convert, made once.
 pub(crate) fn checkpoint() -> &'static Path {

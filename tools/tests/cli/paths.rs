@@ -6,11 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::program::{convert, copy_folder, fixture, folder, part_of, run, samara, tiny};
-
-fn plain(path: &Path) -> &str {
-    path.to_str().expect("a plain path")
-}
+use crate::program::{convert, copy_folder, fixture, folder, part_of, plain, run, samara, tiny};
 
 /// Converts the checkpoint to `out`, and has every command that opens a file open it.
 fn works(checkpoint: &Path, out: &Path) {

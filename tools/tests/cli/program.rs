@@ -96,6 +96,11 @@ pub(crate) fn on_small_disk(megabytes: u32, script: &str) -> Option<Ran> {
     None
 }
 
+/// A path as an argument.
+pub(crate) fn plain(path: &Path) -> &str {
+    path.to_str().expect("a plain path")
+}
+
 /// Leaves a test out and says why. Where everything must run, `SAMARA_NO_SKIPS` makes that a failure.
 #[cfg(unix)]
 pub(crate) fn skip(reason: &str) {

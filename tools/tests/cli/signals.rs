@@ -3,7 +3,6 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
-    path::Path,
     process::{Child, Command, Stdio},
     thread::sleep,
     time::{Duration, Instant},
@@ -11,12 +10,8 @@ use std::{
 
 use crate::{
     interruption::{checkpoint, endless, start_conversion, undisturbed, wait_for},
-    program::{Ran, convert, folder, part_of, run, samara, tiny},
+    program::{Ran, convert, folder, part_of, plain, run, samara, tiny},
 };
-
-fn plain(path: &Path) -> &str {
-    path.to_str().expect("a plain path")
-}
 
 fn signal(child: &Child, name: &str) {
     // `kill` is part of every shell, and not every system has it as a program.

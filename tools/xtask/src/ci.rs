@@ -32,27 +32,14 @@ const ALL_BUT_CLI: [&str; 4] = ["--test", "[!c]*", "--test", "c[!l]*"];
 const KERNELS: [&str; 8] =
     ["--test", "contract", "--test", "definition", "--test", "format_layout", "--test", "isa_equals_scalar"];
 
-/// The packages of the product. They are always built together: alone, some would have other features of what they depend on, and
+/// The packages of the product; the shaders are tested where they are built. They are always built together: alone, some would have other features of what they depend on, and
 /// all of that would be built again.
-const PACKAGES: [&str; 12] = [
-    "-p",
-    "samara-format",
-    "-p",
-    "samara-simd",
-    "-p",
-    "samara-converter",
-    "-p",
-    "samara-runtime",
-    "-p",
-    "samara-tests",
-    "-p",
-    "samara",
-];
+const PACKAGES: [&str; 5] = ["--workspace", "--exclude", "xtask", "--exclude", "samara-shaders"];
 
 struct Step {
     name: &'static str,
     what: &'static str,
-    run: fn(&mut Run) -> Result<()>,
+    run: fn(&mut Tallies) -> Result<()>,
 }
 
 const STEPS: &[Step] = &[
@@ -69,29 +56,6 @@ const STEPS: &[Step] = &[
     Step { name: "aarch64", what: "the tests on three ARM processors, by qemu", run: aarch64 },
 ];
 
-/// What a run knows and finds out.
-struct Run {
-    tallies: Tallies,
-}
-
-impl Run {
-    /// Runs each command, made ready by `set_up`, and counts its tests for `platform`.
-    fn several(
-        &mut self,
-        platform: &str,
-        commands: impl IntoIterator<Item = Command>,
-        set_up: impl Fn(&mut Command),
-    ) -> Result<()> {
-        let mut failed = Vec::new();
-        for mut command in commands {
-            set_up(&mut command);
-            failed.extend(self.tallies.run(platform, command).err().map(|e| format!("{e:#}")));
-        }
-        ensure!(failed.is_empty(), "{}", failed.join("; "));
-        Ok(())
-    }
-}
-
 /// One line for each step.
 pub(crate) fn help() -> String {
     STEPS.iter().map(|s| format!("  {:<8}{}\n", s.name, s.what)).collect()
@@ -104,13 +68,13 @@ pub(crate) fn run(names: &[String]) -> ExitCode {
         return ExitCode::from(2);
     }
     let no_skips = std::env::var_os("SAMARA_NO_SKIPS").is_some();
-    let mut run = Run { tallies: Tallies::new(no_skips) };
+    let mut tallies = Tallies::new(no_skips);
     let mut failed = Vec::new();
     let started = Instant::now();
     for step in STEPS.iter().filter(|s| names.is_empty() || names.iter().any(|n| n == s.name)) {
         println!("== {}: {}", step.name, step.what);
         let step_started = Instant::now();
-        let outcome = (step.run)(&mut run);
+        let outcome = (step.run)(&mut tallies);
         let seconds = step_started.elapsed().as_secs_f64();
         match outcome {
             Ok(()) => println!("== {} passed in {seconds:.1} s\n", step.name),
@@ -121,7 +85,7 @@ pub(crate) fn run(names: &[String]) -> ExitCode {
         }
     }
     if names.is_empty()
-        && let Err(e) = readme::check(&run.tallies, no_skips)
+        && let Err(e) = readme::check(&tallies, no_skips)
     {
         println!("README.md: {e:#}");
         failed.push("readme");
@@ -130,33 +94,33 @@ pub(crate) fn run(names: &[String]) -> ExitCode {
     if !failed.is_empty() {
         println!("failed: {}", failed.join(", "));
     }
-    println!("{}", run.tallies);
+    println!("{}", tallies);
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn fmt(_: &mut Run) -> Result<()> {
+fn fmt(_: &mut Tallies) -> Result<()> {
     succeed(cargo(&["fmt", "--all", "--check"]))
 }
 
-fn typos(run: &mut Run) -> Result<()> {
+fn typos(tallies: &mut Tallies) -> Result<()> {
     let typos = if answers("typos") { Ok(PathBuf::from("typos")) } else { tools::python("bin/typos") };
-    let Some(typos) = run.tallies.wanted("spelling", typos)? else { return Ok(()) };
+    let Some(typos) = tallies.wanted("spelling", typos)? else { return Ok(()) };
     let mut command = Command::new(typos);
     command.current_dir(root());
     succeed(command)
 }
 
-fn clippy(_: &mut Run) -> Result<()> {
+fn clippy(_: &mut Tallies) -> Result<()> {
     succeed(cargo(&["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]))
 }
 
-fn doc(_: &mut Run) -> Result<()> {
+fn doc(_: &mut Tallies) -> Result<()> {
     let mut command = cargo(&["doc", "--locked", "--workspace", "--no-deps"]);
     command.env("RUSTDOCFLAGS", "-D warnings");
     succeed(command)
 }
 
-fn deny(_: &mut Run) -> Result<()> {
+fn deny(_: &mut Tallies) -> Result<()> {
     // The crates of other platforms are checked too, so they have to be here; after this cargo-deny needs no network.
     succeed(cargo(&["fetch", "--locked"]))?;
     let mut command = Command::new(tools::cargo_deny()?);
@@ -166,7 +130,7 @@ fn deny(_: &mut Run) -> Result<()> {
     succeed(command)
 }
 
-fn fuzz(_: &mut Run) -> Result<()> {
+fn fuzz(_: &mut Tallies) -> Result<()> {
     const MANIFEST: &str = "format/fuzz/Cargo.toml";
     // libFuzzer is C++. Where no compiler for it is found the targets are type-checked; the file stands for the library that is
     // then never linked.
@@ -180,22 +144,22 @@ fn fuzz(_: &mut Run) -> Result<()> {
     succeed(command)
 }
 
-fn test(run: &mut Run) -> Result<()> {
+fn test(tallies: &mut Tallies) -> Result<()> {
     let command = cargo(&["test", "--locked", "--workspace", "--no-fail-fast", "--", "--show-output"]);
-    run.tallies.run(&here(), command)
+    tallies.run(&here(), command)
 }
 
-fn macos(run: &mut Run) -> Result<()> {
+fn macos(tallies: &mut Tallies) -> Result<()> {
     let clippy = MACOS_AARCH64.cargo("clippy", &Place::here());
-    let Some(mut clippy) = run.tallies.wanted(MACOS_AARCH64.name, clippy)? else {
+    let Some(mut clippy) = tallies.wanted(MACOS_AARCH64.name, clippy)? else {
         return Ok(());
     };
     clippy.args(PACKAGES).args(["--lib", "--bins", "--tests", "--", "-D", "warnings"]);
     succeed(clippy)
 }
 
-fn dist(run: &mut Run) -> Result<()> {
-    let Some(()) = run.tallies.wanted("dist", dist::able())? else { return Ok(()) };
+fn dist(tallies: &mut Tallies) -> Result<()> {
+    let Some(()) = tallies.wanted("dist", dist::able())? else { return Ok(()) };
     dist::make(&SHIPPED, &[])?;
     if here() != LINUX_X86_64.name {
         return Ok(());
@@ -204,25 +168,25 @@ fn dist(run: &mut Run) -> Result<()> {
     let mut floor =
         cargo(&["test", "--locked", "--workspace", "--test", "cli", "cpu_floor", "--", "--show-output"]);
     floor.env("SAMARA_EXE", LINUX_X86_64.exe(&Place::here()));
-    run.tallies.run("linux-x86_64 (as shipped)", floor)
+    tallies.run("linux-x86_64 (as shipped)", floor)
 }
 
 /// All tests are Windows programs. Those of a console are this machine's: wine draws one on a terminal.
-fn windows(run: &mut Run) -> Result<()> {
+fn windows(tallies: &mut Tallies) -> Result<()> {
     let name = WINDOWS_X86_64.name;
-    let Some(wine) = run.tallies.wanted(name, Wine::start())? else { return Ok(()) };
+    let Some(wine) = tallies.wanted(name, Wine::start())? else { return Ok(()) };
     let tests = foreign_tests(&WINDOWS_X86_64, &["--bins", "--tests"]);
-    let Some(mut tests) = run.tallies.wanted(name, tests)? else { return Ok(()) };
+    let Some(mut tests) = tallies.wanted(name, tests)? else { return Ok(()) };
     tests.args(["--", "--show-output"]);
     tests.env("CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER", &wine.program);
     let mut console = program_tests(&wine.program.to_string_lossy(), &WINDOWS_X86_64);
     console.args(["console::", "--include-ignored", "--test-threads", "1"]);
-    run.several(name, [tests, console], |command| wine.set_up(command))
+    tallies.several(name, [tests, console], |command| wine.set_up(command))
 }
 
 /// The libraries' tests are ARM programs. Those of the command line stay programs of this machine, and what they run is the ARM
 /// program that is shipped.
-fn aarch64(run: &mut Run) -> Result<()> {
+fn aarch64(tallies: &mut Tallies) -> Result<()> {
     const QEMU: &str = "qemu-aarch64-static";
     let name = LINUX_AARCH64.name;
     let system = if answers(QEMU) {
@@ -230,9 +194,9 @@ fn aarch64(run: &mut Run) -> Result<()> {
     } else {
         Err(anyhow!("{QEMU} is not installed (on Debian: apt install qemu-user-static)"))
     };
-    let Some(system) = run.tallies.wanted(name, system)? else { return Ok(()) };
+    let Some(system) = tallies.wanted(name, system)? else { return Ok(()) };
     let build = LINUX_AARCH64.cargo("build", &Place::here());
-    let Some(mut build) = run.tallies.wanted(name, build)? else { return Ok(()) };
+    let Some(mut build) = tallies.wanted(name, build)? else { return Ok(()) };
     build.args(["-p", "samara"]);
     succeed(build)?;
     let mut failed = Vec::new();
@@ -241,7 +205,7 @@ fn aarch64(run: &mut Run) -> Result<()> {
         libraries.args(["--", "--show-output"]).env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", QEMU);
         let mut program = program_tests(QEMU, &LINUX_AARCH64);
         program.args(filter);
-        let outcome = run.several(&format!("{name} ({cpu})"), [libraries, program], |command| {
+        let outcome = tallies.several(&format!("{name} ({cpu})"), [libraries, program], |command| {
             command.env("QEMU_CPU", cpu).env("QEMU_LD_PREFIX", &system).env("SAMARA_EMULATED", "1");
         });
         failed.extend(outcome.err().map(|e| format!("{e:#}")));

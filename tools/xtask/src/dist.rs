@@ -46,9 +46,8 @@ type Archives = BTreeMap<String, Vec<u8>>;
 pub(crate) fn able() -> Result<()> {
     for target in SHIPPED {
         target.cargo("build", &Place::here())?;
-        licences::third_party(target, &root())?;
+        licences::able(target)?;
     }
-    licences::rust_library()?;
     ensure!(
         answers("qemu-aarch64-static"),
         "qemu-aarch64-static is not installed (on Debian: apt install qemu-user-static)"

@@ -124,6 +124,25 @@ impl Tallies {
         Ok(())
     }
 
+    /// Runs each command, made ready by `set_up`, as [`run`](Self::run) does; a failure does not keep the later ones from running.
+    ///
+    /// # Errors
+    /// Those of the commands that failed.
+    pub(crate) fn several(
+        &mut self,
+        platform: &str,
+        commands: impl IntoIterator<Item = Command>,
+        set_up: impl Fn(&mut Command),
+    ) -> Result<()> {
+        let mut failed = Vec::new();
+        for mut command in commands {
+            set_up(&mut command);
+            failed.extend(self.run(platform, command).err().map(|e| format!("{e:#}")));
+        }
+        ensure!(failed.is_empty(), "{}", failed.join("; "));
+        Ok(())
+    }
+
     /// What a platform's tests need, or `None` where it is missing and may be: that is said, and counted as one that was skipped.
     ///
     /// # Errors

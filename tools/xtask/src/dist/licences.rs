@@ -104,10 +104,26 @@ const NOTICE_FILES: &[&str] = &["notice", "copyright"];
 
 /// The whole of THIRD-PARTY-LICENSES.txt for the program that the tree in `root` makes for `target`.
 pub(super) fn third_party(target: &Target, root: &Path) -> Result<String> {
-    let linked = RUNTIMES.iter().filter(|runtime| runtime.link.is_none_or(|link| link == target.link));
-    let mut works = linked.map(runtime).collect::<Result<Vec<_>>>()?;
+    let mut works = runtimes(target)?;
     works.extend(crates(target.triple, root)?);
     Ok(render(target.name, &works))
+}
+
+/// Finds what a distribution or a toolchain may lack of the notices for `target`.
+///
+/// # Errors
+/// Says what is missing.
+pub(super) fn able(target: &Target) -> Result<()> {
+    runtimes(target)?;
+    rust_library().map(drop)
+}
+
+fn runtimes(target: &Target) -> Result<Vec<Work>> {
+    RUNTIMES
+        .iter()
+        .filter(|runtime| runtime.link.is_none_or(|link| link == target.link))
+        .map(runtime)
+        .collect()
 }
 
 /// The notices of the Rust standard library, as its project publishes them with the toolchain.
