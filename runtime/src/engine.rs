@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    backend::{Activations, Limits, Segment, Sequence, Step},
+    backend::{Activations, Limits, Phase, Segment, Sequence, Step, Threads},
     error::Error,
     model::Model,
     placement::{EngineOptions, Placement, Plan},
@@ -95,6 +95,26 @@ impl Engine {
     /// Positions cached in a slot.
     pub fn cached(&self, slot: usize) -> usize {
         self.lens[slot]
+    }
+
+    /// Threads that decode and that prefill, of the first segment that has threads.
+    pub fn threads(&self) -> Option<Threads> {
+        self.segments.iter().find_map(|segment| segment.threads())
+    }
+
+    /// Starts timing the phases of steps, or stops; returns those timed since the last call, of all segments.
+    pub fn profile(&mut self, on: bool) -> Vec<Phase> {
+        let mut all: Vec<Phase> = Vec::new();
+        for phase in self.segments.iter_mut().flat_map(|segment| segment.profile(on)) {
+            match all.iter_mut().find(|other| other.name == phase.name) {
+                Some(other) => {
+                    other.time += phase.time;
+                    other.bytes += phase.bytes;
+                }
+                None => all.push(phase),
+            }
+        }
+        all
     }
 
     /// Forgets the positions of a slot from `len` on. `false` when a window no longer holds what that

@@ -10,6 +10,7 @@
 
 mod arch;
 mod backend;
+mod bandwidth;
 mod engine;
 mod error;
 mod generate;
@@ -25,14 +26,16 @@ mod text;
 pub use crate::{
     arch::Architecture,
     backend::{
-        Activations, Adapter, Backend, Footprint, KernelId, Limits, Logits, Segment, Sequence, Step,
-        adapters, backends,
+        Activations, Adapter, Backend, Footprint, KernelId, Limits, Logits, Phase, Placed, Segment, Sequence,
+        Step, Threads, adapters, backends,
     },
+    bandwidth::{Bandwidth, Rate},
     engine::Engine,
     error::Error,
     generate::{Finish, Outcome, Request, generate},
+    kv::KvType,
     model::{GenerationDefaults, Model},
-    placement::{Device, EngineOptions, MemoryPlan, Placement, Plan, format_bytes},
+    placement::{Choices, Device, EngineOptions, MemoryPlan, Placement, Plan, format_bytes},
     sample::{SampleError, Sampler, SamplerSpec, Token},
     score::{Divergence, argmax, divergence, log_prob, score},
     session::{Prefill, Session},

@@ -104,6 +104,16 @@ impl Model {
         self.file.part(&self.file.index().tensors()[tensor], expert, part)
     }
 
+    /// Says that a matrix is going to be read.
+    pub(crate) fn will_need(&self, matrix: &MatrixRef) {
+        self.file.will_need(&self.file.index().tensors()[matrix.tensor], 0);
+    }
+
+    /// Says that an expert is going to be read.
+    pub(crate) fn will_need_expert(&self, tensor: usize, expert: usize) {
+        self.file.will_need(&self.file.index().tensors()[tensor], expert);
+    }
+
     /// A BF16 vector, widened.
     pub(crate) fn vector(&self, matrix: &MatrixRef) -> Vec<f32> {
         debug_assert_eq!(

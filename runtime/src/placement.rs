@@ -3,7 +3,7 @@
 //! A [`Plan`] is the decision as a value. It can be printed, its memory summed for any context, and then
 //! compiled into an [`Engine`]; nothing is decided again on the way.
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use samara_simd::{Isa, Kernels};
 
@@ -11,6 +11,7 @@ use crate::{
     backend::{Backend, Footprint, KernelId, Limits, backends},
     engine::Engine,
     error::Error,
+    kv::KvType,
     model::Model,
     spec::BlockSpec,
 };
@@ -48,7 +49,7 @@ pub struct EngineOptions {
     pub device: Device,
     /// Instruction set of the CPU kernels; `None` takes the fastest that this machine runs.
     pub isa: Option<Isa>,
-    /// Worker threads; 0 takes one for each core this process may use.
+    /// Worker threads; 0 takes one for each core this process may use, and fewer of them where that is faster.
     pub threads: usize,
     /// Positions of a sequence, at most the model's `max_context`.
     pub context: usize,
@@ -58,6 +59,8 @@ pub struct EngineOptions {
     pub max_batch: usize,
     /// Most rows of logits one step may ask for.
     pub max_logit_rows: usize,
+    /// How keys and values are stored.
+    pub kv: KvType,
 }
 
 impl Default for EngineOptions {
@@ -68,8 +71,9 @@ impl Default for EngineOptions {
             threads: 0,
             context: 4096,
             n_slots: 1,
-            max_batch: 128,
+            max_batch: 512,
             max_logit_rows: 1,
+            kv: KvType::default(),
         }
     }
 }
@@ -78,11 +82,16 @@ impl EngineOptions {
     fn limits(&self, context: usize) -> Limits {
         let max_batch = self.max_batch.clamp(1, context.max(1));
         Limits {
-            threads: self.threads,
+            threads: match self.threads {
+                0 => std::thread::available_parallelism().map_or(1, usize::from),
+                threads => threads,
+            },
+            fewer_threads: self.threads == 0,
             n_slots: self.n_slots,
             context,
             max_batch,
             max_logit_rows: self.max_logit_rows.clamp(1, max_batch),
+            kv: self.kv,
         }
     }
 }
@@ -118,10 +127,16 @@ impl MemoryPlan {
     }
 }
 
+/// The fastest kernels of one machine for blocks of each shape, to be kept so that they are measured once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choices {
+    /// Backend and shape of a block, and the kernels that run it.
+    pub kernels: BTreeMap<String, Vec<KernelId>>,
+}
+
 /// Every block placed.
 pub struct Plan {
     model: Arc<Model>,
-    /// With the number of threads settled.
     options: EngineOptions,
     backends: Vec<Box<dyn Backend>>,
     /// For each block, its backend's index and its kernels.
@@ -148,11 +163,29 @@ impl Plan {
         let backends = backends(options.isa.map_or_else(|| Ok(Kernels::detect()), Kernels::for_isa)?);
         let choose = |block| choose(block, options.device, &backends);
         let chosen = model.architecture().blocks.iter().map(choose).collect::<Result<_, _>>()?;
-        let threads = match options.threads {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
-            threads => threads,
-        };
-        Ok(Plan { model, options: EngineOptions { threads, ..*options }, backends, chosen })
+        Ok(Plan { model, options: *options, backends, chosen })
+    }
+
+    /// Takes the fastest kernels for each block: those that `known` has for its shape, or by a measurement of some
+    /// milliseconds on the block's weights. Returns what was chosen. With an instruction set in the options nothing is
+    /// measured.
+    pub fn measure(&mut self, known: &Choices) -> Choices {
+        let mut choices = Choices::default();
+        if self.options.isa.is_some() {
+            return choices;
+        }
+        for (spec, (backend, kernels)) in self.model.architecture().blocks.iter().zip(&mut self.chosen) {
+            let backend = &self.backends[*backend];
+            let shape = format!("{} {}", backend.name(), backend.shape(spec));
+            let of =
+                |choices: &Choices| choices.kernels.get(&shape).filter(|k| backend.accepts(spec, k)).cloned();
+            let best = of(&choices)
+                .or_else(|| of(known))
+                .unwrap_or_else(|| backend.measure(&self.model, spec, kernels.clone()));
+            choices.kernels.insert(shape, best.clone());
+            *kernels = best;
+        }
+        choices
     }
 
     /// The same placement for another context.
@@ -222,7 +255,9 @@ impl Plan {
         let blocks = &self.model.architecture().blocks;
         let mut segments = Vec::new();
         for (backend, run) in self.runs() {
-            segments.push(self.backends[backend].compile(&self.model, &blocks[run], &limits)?);
+            let kernels = self.chosen[run.clone()].iter().map(|(_, kernels)| kernels.as_slice());
+            let placed: Vec<_> = blocks[run].iter().zip(kernels).collect();
+            segments.push(self.backends[backend].compile(&self.model, &placed, &limits)?);
         }
         let placements = self.placements();
         Ok(Engine::assemble(self.model, limits, placements, segments))

@@ -11,6 +11,16 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2.
     Avx2,
+    /// x86-64 with AVX2 and the integer dot product of AVX-VNNI.
+    AvxVnni,
+    /// x86-64 with AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// AVX-512 with the integer dot product of VNNI.
+    Avx512Vnni,
+    /// aarch64.
+    Neon,
+    /// aarch64 with the integer dot product.
+    NeonDotprod,
 }
 
 /// Why an instruction set cannot be used.
@@ -18,7 +28,7 @@ pub enum Isa {
 #[non_exhaustive]
 pub enum Error {
     /// The name is not one of [`Isa::ALL`].
-    #[error("unknown instruction set {name:?}; known are scalar and avx2")]
+    #[error("unknown instruction set {name:?}; known are {}", Isa::ALL.map(Isa::name).join(", "))]
     UnknownIsa {
         /// The name as given.
         name: String,
@@ -34,14 +44,29 @@ pub enum Error {
 }
 
 impl Isa {
-    /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 2] = [Isa::Scalar, Isa::Avx2];
+    /// Every instruction set; of one architecture, slowest first.
+    pub const ALL: [Isa; 7] =
+        [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Vnni, Isa::Neon, Isa::NeonDotprod];
 
     /// The name used in `--isa` and in a printed [`KernelId`](crate::KernelId).
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avx-vnni",
+            Isa::Avx512 => "avx512",
+            Isa::Avx512Vnni => "avx512-vnni",
+            Isa::Neon => "neon",
+            Isa::NeonDotprod => "neon-dotprod",
+        }
+    }
+
+    /// Whether it belongs to the architecture this program was built for.
+    pub fn is_native(self) -> bool {
+        match self {
+            Isa::Scalar => true,
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Avx512Vnni => cfg!(target_arch = "x86_64"),
+            Isa::Neon | Isa::NeonDotprod => cfg!(target_arch = "aarch64"),
         }
     }
 }

@@ -3,21 +3,23 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::activation::{ACT_GROUP, ACT_HALF, QuantizedRow, padded_cols};
+use crate::activation::{QuantizedRow, QuantizedRows, offsets_len, padded_cols, scales_len};
+#[cfg(target_arch = "aarch64")]
+use crate::arch::aarch64::{
+    neon::{self, Neon},
+    neon_dotprod::{self, NeonDotprod},
+};
 use crate::arch::scalar;
 #[cfg(target_arch = "x86_64")]
-use crate::arch::x86_64::avx2::{self, Avx2};
+use crate::arch::x86_64::{
+    avx_vnni::{self, AvxVnni},
+    avx2::{self, Avx2},
+    avx512::{self, Avx512},
+    avx512_vnni::{self, Avx512Vnni},
+};
 use crate::isa::{Error, Isa};
+use crate::kv::{KV_PART, KvSlice, attention_state_len};
 use crate::rows::{Affine4Rows, Bf16Rows, TernaryRows, panels_of};
-
-/// Keys and values of one kv head at consecutive positions, f32 `[n, head_dim]` each.
-#[derive(Clone, Copy, Debug)]
-pub struct KvSlice<'a> {
-    /// Keys, f32 `[n, head_dim]`.
-    pub keys: &'a [f32],
-    /// Values, f32 `[n, head_dim]`.
-    pub values: &'a [f32],
-}
 
 /// Which kernel serves an operation, printed as `ternary_gemv/avx2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,6 +92,42 @@ macro_rules! kernel_table {
                 Self { isa: Isa::Avx2, $($name: Kernel { isa: Isa::Avx2, run: avx2::$path::$function },)* }
             }
 
+            #[cfg(target_arch = "x86_64")]
+            fn avx_vnni(_present: AvxVnni) -> Self {
+                let isa = Isa::AvxVnni;
+                Self { isa, $($name: Kernel { isa, run: avx_vnni::$path::$function },)* }
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            fn avx512(_present: Avx512) -> Self {
+                let isa = Isa::Avx512;
+                Self { isa, $($name: Kernel { isa, run: avx512::$path::$function },)* }
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            fn avx512_vnni(_present: Avx512Vnni) -> Self {
+                let isa = Isa::Avx512Vnni;
+                Self { isa, $($name: Kernel { isa, run: avx512_vnni::$path::$function },)* }
+            }
+
+            #[cfg(target_arch = "aarch64")]
+            fn neon(_present: Neon) -> Self {
+                Self { isa: Isa::Neon, $($name: Kernel { isa: Isa::Neon, run: neon::$path::$function },)* }
+            }
+
+            #[cfg(target_arch = "aarch64")]
+            fn neon_dotprod(_present: NeonDotprod) -> Self {
+                let isa = Isa::NeonDotprod;
+                Self { isa, $($name: Kernel { isa, run: neon_dotprod::$path::$function },)* }
+            }
+
+            fn replaced(mut self, op: Op, other: &Self) -> Self {
+                match op {
+                    $(Op::$op => self.$name = other.$name,)*
+                }
+                self
+            }
+
             /// The kernel that serves `op`.
             pub fn id(&self, op: Op) -> KernelId {
                 let isa = match op {
@@ -104,12 +142,20 @@ macro_rules! kernel_table {
 kernel_table! {
     TernaryGemv ternary_gemv ternary::gemv(&TernaryRows<'_>, &QuantizedRow<'_>, Range<usize>, &mut [f32]),
         "Ternary rows times int8 activations.";
+    TernaryGemm ternary_gemm ternary::gemm(
+        &TernaryRows<'_>, &QuantizedRows<'_>, &[u32], Range<usize>, usize, &mut [f32]),
+        "Ternary rows times the int8 activations of several tokens.";
     Affine4Gemv affine4_gemv affine4::gemv(&Affine4Rows<'_>, &QuantizedRow<'_>, Range<usize>, &mut [f32]),
         "Affine 4-bit rows times int8 activations.";
+    Affine4Gemm affine4_gemm affine4::gemm(
+        &Affine4Rows<'_>, &QuantizedRows<'_>, &[u32], Range<usize>, usize, &mut [f32]),
+        "Affine 4-bit rows times the int8 activations of several tokens.";
     Affine4Row affine4_row affine4::dequantize_row(&Affine4Rows<'_>, usize, &mut [f32]),
         "One affine 4-bit row as f32.";
     Bf16Gemv bf16_gemv dense::bf16_gemv(&Bf16Rows<'_>, &[f32], Range<usize>, &mut [f32]),
         "bf16 rows times f32 activations.";
+    Bf16Gemm bf16_gemm dense::bf16_gemm(&Bf16Rows<'_>, &[f32], Range<usize>, usize, &mut [f32]),
+        "bf16 rows times the f32 activations of several tokens.";
     Quantize quantize dense::quantize(&[f32], &mut [i8], &mut [f32], &mut [f32]),
         "f32 activations to int8.";
     RmsNorm rms_norm dense::rms_norm(&[f32], &[f32], f32, &mut [f32]),
@@ -124,8 +170,13 @@ kernel_table! {
         "Softmax.";
     TopKRouter top_k_router dense::top_k_router(&mut [f32], bool, &mut [u32], &mut [f32]),
         "Softmax and the best k experts.";
-    Attention attention dense::attention(&[f32], &[KvSlice<'_>], f32, &mut [f32], &mut [f32]),
-        "Attention of one query head.";
+    AttentionPart attention_part dense::attention_part(
+        &[f32], &KvSlice<'_>, usize, f32, &mut [f32], &mut [f32]),
+        "Query heads of one kv head over some of its keys.";
+    AttentionMerge attention_merge dense::attention_merge(&mut [f32], &[f32], usize),
+        "The results over two runs of keys as one.";
+    AttentionFinish attention_finish dense::attention_finish(&[f32], usize, &mut [f32]),
+        "The attention's output.";
 }
 
 impl Kernels {
@@ -144,9 +195,28 @@ impl Kernels {
             Isa::Scalar => Ok(Self::scalar()),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Avx2::try_new().map(Self::avx2).ok_or(Error::IsaUnavailable { isa }),
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 => Err(Error::IsaUnavailable { isa }),
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => AvxVnni::try_new().map(Self::avx_vnni).ok_or(Error::IsaUnavailable { isa }),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Avx512::try_new().map(Self::avx512).ok_or(Error::IsaUnavailable { isa }),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => {
+                Avx512Vnni::try_new().map(Self::avx512_vnni).ok_or(Error::IsaUnavailable { isa })
+            }
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => Neon::try_new().map(Self::neon).ok_or(Error::IsaUnavailable { isa }),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDotprod => {
+                NeonDotprod::try_new().map(Self::neon_dotprod).ok_or(Error::IsaUnavailable { isa })
+            }
+            _ => Err(Error::IsaUnavailable { isa }),
         }
+    }
+
+    /// This table with the kernel of `other` for `op`.
+    #[must_use]
+    pub fn with(self, op: Op, other: &Self) -> Self {
+        self.replaced(op, other)
     }
 
     /// The instruction set the table was made for.
@@ -171,9 +241,32 @@ impl Kernels {
         out: &mut [f32],
     ) {
         assert_eq!(rows.padded_cols(), act.q().len(), "ternary columns and activations, padded to 128");
-        let panels = panels_of(rows.rows(), &row_range, out);
+        assert_eq!(out.len(), row_range.len(), "one output a row");
+        let panels = panels_of(rows.rows(), &row_range);
         // SAFETY: the table's invariant.
         unsafe { (self.ternary_gemv.run)(rows, act, panels, out) }
+    }
+
+    /// `out[t][i] = rows[row_range.start + i] . acts[tokens[t]]`, f32 `[tokens.len(), row_range.len()]`: the same bits as
+    /// [`ternary_gemv`](Self::ternary_gemv) of each.
+    ///
+    /// # Panics
+    /// If `row_range` cuts a panel (its end may be the last row), a token is not in `acts`, or lengths differ.
+    pub fn ternary_gemm(
+        &self,
+        rows: &TernaryRows<'_>,
+        acts: &QuantizedRows<'_>,
+        tokens: &[u32],
+        row_range: Range<usize>,
+        out: &mut [f32],
+    ) {
+        assert_eq!(rows.padded_cols(), acts.padded_cols(), "ternary columns and activations, padded to 128");
+        let n_rows = row_range.len();
+        let panels = gemm_panels(rows.rows(), acts, tokens, &row_range, out);
+        if n_rows > 0 {
+            // SAFETY: the table's invariant.
+            unsafe { (self.ternary_gemm.run)(rows, acts, tokens, panels, n_rows, out) }
+        }
     }
 
     /// `out[i] = rows[row_range.start + i] . act`, f32 `[row_range.len()]`.
@@ -188,9 +281,36 @@ impl Kernels {
         out: &mut [f32],
     ) {
         assert_eq!(padded_cols(rows.cols()), act.q().len(), "4-bit columns and activations, padded to 128");
-        let panels = panels_of(rows.rows(), &row_range, out);
+        assert_eq!(out.len(), row_range.len(), "one output a row");
+        let panels = panels_of(rows.rows(), &row_range);
         // SAFETY: the table's invariant.
         unsafe { (self.affine4_gemv.run)(rows, act, panels, out) }
+    }
+
+    /// `out[t][i] = rows[row_range.start + i] . acts[tokens[t]]`, f32 `[tokens.len(), row_range.len()]`: the same bits as
+    /// [`affine4_gemv`](Self::affine4_gemv) of each.
+    ///
+    /// # Panics
+    /// If `row_range` cuts a panel (its end may be the last row), a token is not in `acts`, or lengths differ.
+    pub fn affine4_gemm(
+        &self,
+        rows: &Affine4Rows<'_>,
+        acts: &QuantizedRows<'_>,
+        tokens: &[u32],
+        row_range: Range<usize>,
+        out: &mut [f32],
+    ) {
+        assert_eq!(
+            padded_cols(rows.cols()),
+            acts.padded_cols(),
+            "4-bit columns and activations, padded to 128"
+        );
+        let n_rows = row_range.len();
+        let panels = gemm_panels(rows.rows(), acts, tokens, &row_range, out);
+        if n_rows > 0 {
+            // SAFETY: the table's invariant.
+            unsafe { (self.affine4_gemm.run)(rows, acts, tokens, panels, n_rows, out) }
+        }
     }
 
     /// Row `row` as f32 `[cols]`: an embedding.
@@ -210,15 +330,30 @@ impl Kernels {
     /// If `row_range` cuts a panel (its end may be the last row), or lengths differ.
     pub fn bf16_gemv(&self, rows: &Bf16Rows<'_>, x: &[f32], row_range: Range<usize>, out: &mut [f32]) {
         assert_eq!(rows.cols(), x.len(), "bf16 columns and activations");
-        let panels = panels_of(rows.rows(), &row_range, out);
+        assert_eq!(out.len(), row_range.len(), "one output a row");
+        let panels = panels_of(rows.rows(), &row_range);
         // SAFETY: the table's invariant.
         unsafe { (self.bf16_gemv.run)(rows, x, panels, out) }
     }
 
-    /// Quantises `x`, f32 `[cols]`, into the caller's buffers: `q` i8 `[padded_cols(cols)]`, `scales` f32
-    /// `[padded / 16]`, `offsets` f32 `[padded / 64]`.
+    /// `out[t][i] = rows[row_range.start + i] . x[t]`, `x` f32 `[n, cols]`, `out` f32 `[n, row_range.len()]`: the same bits
+    /// as [`bf16_gemv`](Self::bf16_gemv) of each.
     ///
-    /// Symmetric, max|x| of 16 inputs to 127, half to even. A group below 2^-100 becomes zeros; a group with a
+    /// # Panics
+    /// If `row_range` cuts a panel (its end may be the last row), or lengths differ.
+    pub fn bf16_gemm(&self, rows: &Bf16Rows<'_>, x: &[f32], row_range: Range<usize>, out: &mut [f32]) {
+        assert!(x.len().is_multiple_of(rows.cols()), "{} activations for {} columns", x.len(), rows.cols());
+        let n_rows = row_range.len();
+        assert_eq!(out.len(), x.len() / rows.cols() * n_rows, "one output a row and token");
+        let panels = panels_of(rows.rows(), &row_range);
+        // SAFETY: the table's invariant.
+        unsafe { (self.bf16_gemm.run)(rows, x, panels, n_rows, out) }
+    }
+
+    /// Quantises `x`, f32 `[cols]`, into the caller's buffers: `q` i8 `[padded_cols(cols)]`, `scales` f32
+    /// `[scales_len(cols)]`, `offsets` f32 `[offsets_len(cols)]`.
+    ///
+    /// Symmetric, max|x| of a lane's 32 inputs to 127, half to even. A lane below 2^-100 becomes zeros; a lane with a
     /// NaN or an infinity gets scale NaN, which every result of it then shows.
     ///
     /// # Panics
@@ -230,10 +365,9 @@ impl Kernels {
         scales: &'a mut [f32],
         offsets: &'a mut [f32],
     ) -> QuantizedRow<'a> {
-        let padded = padded_cols(x.len());
-        assert_eq!(q.len(), padded, "int8 buffer for {} activations", x.len());
-        assert_eq!(scales.len(), padded / ACT_GROUP, "scale buffer for {} activations", x.len());
-        assert_eq!(offsets.len(), padded / ACT_HALF, "offset buffer for {} activations", x.len());
+        assert_eq!(q.len(), padded_cols(x.len()), "int8 buffer for {} activations", x.len());
+        assert_eq!(scales.len(), scales_len(x.len()), "scale buffer for {} activations", x.len());
+        assert_eq!(offsets.len(), offsets_len(x.len()), "offset buffer for {} activations", x.len());
         // SAFETY: the table's invariant.
         unsafe { (self.quantize.run)(x, q, scales, offsets) }
         QuantizedRow::new(q, scales, offsets)
@@ -307,32 +441,64 @@ impl Kernels {
         unsafe { (self.top_k_router.run)(logits, normalize, experts, weights) }
     }
 
-    /// Attention of one query head, f32 `[head_dim]`, over `segments` of its kv head in order of position
-    /// (a ring has two): `out = Σ softmax(scale * query . key) * value`, f32 `[head_dim]`.
+    /// Query heads `queries`, f32 `[n, head_dim]`, over the keys `first..n_keys` of one part of their kv head:
+    /// `weight = exp(scale * query . key - largest)`, then Σ weight * value.
     ///
-    /// `scores`, f32 `[n_keys]`, is left holding the probabilities.
+    /// `state`, f32 [`attention_state_len`], is replaced: `[n, head_dim]` sums, `[n]` largest scores, `[n]` sums of weights.
+    /// `weights` is a buffer, f32 `[n, KV_PART]`.
     ///
     /// # Panics
-    /// If a segment is not whole keys and as many values, `scores` is not one f32 a key, `out` is not
-    /// `[head_dim]`, or there is no dimension.
-    pub fn attention(
+    /// If there are no keys, the slice does not hold them, or lengths differ.
+    pub fn attention_part(
         &self,
-        query: &[f32],
-        segments: &[KvSlice<'_>],
+        queries: &[f32],
+        kv: &KvSlice<'_>,
+        first: usize,
         scale: f32,
-        scores: &mut [f32],
-        out: &mut [f32],
+        weights: &mut [f32],
+        state: &mut [f32],
     ) {
-        let head_dim = query.len();
-        assert!(head_dim > 0 && out.len() == head_dim, "query of {head_dim}, output of {}", out.len());
-        let mut n_keys = 0;
-        for segment in segments {
-            assert!(segment.keys.len().is_multiple_of(head_dim), "keys are not whole heads of {head_dim}");
-            assert_eq!(segment.keys.len(), segment.values.len(), "one value a key");
-            n_keys += segment.keys.len() / head_dim;
-        }
-        assert_eq!(scores.len(), n_keys, "one score a key");
+        kv.check();
+        assert!(first < kv.n_keys, "keys {first}..{}", kv.n_keys);
+        assert!(queries.len().is_multiple_of(kv.head_dim), "queries are not whole heads of {}", kv.head_dim);
+        let n = queries.len() / kv.head_dim;
+        assert_eq!(weights.len(), n * KV_PART, "a weight for each query and key of a part");
+        assert_eq!(state.len(), attention_state_len(n, kv.head_dim), "state of {n} queries");
         // SAFETY: the table's invariant.
-        unsafe { (self.attention.run)(query, segments, scale, scores, out) }
+        unsafe { (self.attention_part.run)(queries, kv, first, scale, weights, state) }
     }
+
+    /// Makes of `state` and of `part`, the result over the keys that follow, the result over both.
+    ///
+    /// # Panics
+    /// If the two differ in length.
+    pub fn attention_merge(&self, state: &mut [f32], part: &[f32], head_dim: usize) {
+        assert!(state.len() == part.len() && state.len().is_multiple_of(head_dim + 2), "states differ");
+        // SAFETY: the table's invariant.
+        unsafe { (self.attention_merge.run)(state, part, head_dim) }
+    }
+
+    /// The output of a state: `out[q] = Σ weight * value / Σ weight`, f32 `[n, head_dim]`.
+    ///
+    /// # Panics
+    /// If `out` is not what `state` is for.
+    pub fn attention_finish(&self, state: &[f32], head_dim: usize, out: &mut [f32]) {
+        assert!(head_dim > 0 && out.len().is_multiple_of(head_dim), "output of whole heads");
+        assert_eq!(state.len(), attention_state_len(out.len() / head_dim, head_dim), "one state a head");
+        // SAFETY: the table's invariant.
+        unsafe { (self.attention_finish.run)(state, head_dim, out) }
+    }
+}
+
+/// The panels of a gemm, after the checks that all have in common.
+fn gemm_panels(
+    rows: usize,
+    acts: &QuantizedRows<'_>,
+    tokens: &[u32],
+    row_range: &Range<usize>,
+    out: &[f32],
+) -> Range<usize> {
+    assert!(tokens.iter().all(|&token| (token as usize) < acts.n_rows()), "tokens of {} rows", acts.n_rows());
+    assert_eq!(out.len(), tokens.len() * row_range.len(), "one output a row and token");
+    panels_of(rows, row_range)
 }

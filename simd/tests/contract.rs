@@ -2,12 +2,15 @@
 
 use std::panic::catch_unwind;
 
-use samara_simd::{Affine4Rows, Bf16Rows, Error, Isa, Kernels, KvSlice, Op, QuantizedRow, TernaryRows};
+use samara_simd::{
+    Affine4Rows, Bf16Rows, Error, Isa, KV_PART, Kernels, Kv, KvSlice, Op, QuantizedRow, QuantizedRows,
+    TernaryRows, attention_state_len,
+};
 
 #[test]
 fn wrong_lengths_are_refused() {
     let scalar = Kernels::scalar;
-    let act = || QuantizedRow::new(&[0; 128], &[0.0; 8], &[0.0; 2]);
+    let act = || QuantizedRow::new(&[0; 128], &[0.0; 8], &[0.0; 3]);
     let ternary = || TernaryRows::from_part(&[0x55; 384], 5, 128);
     let refused: [(&str, fn()); 12] = [
         ("ternary codes", || _ = TernaryRows::new(&[0; 127], &[0; 8], 4, 128)),
@@ -18,8 +21,8 @@ fn wrong_lengths_are_refused() {
         ("4-bit length", || _ = Affine4Rows::new(&[0; 128], 4, 64)),
         ("bf16 length", || _ = Bf16Rows::new(&[0; 128], 4, 17)),
         ("activations", || _ = QuantizedRow::new(&[0; 64], &[0.0; 4], &[0.0; 1])),
-        ("activation scales", || _ = QuantizedRow::new(&[0; 128], &[0.0; 4], &[0.0; 2])),
-        ("activation offsets", || _ = QuantizedRow::new(&[0; 128], &[0.0; 8], &[0.0; 1])),
+        ("activation scales", || _ = QuantizedRow::new(&[0; 128], &[0.0; 4], &[0.0; 3])),
+        ("activation offsets", || _ = QuantizedRow::new(&[0; 128], &[0.0; 8], &[0.0; 2])),
         ("rope", || Kernels::scalar().rope(&mut [0.0; 3], &[0.0; 2], &[0.0; 2])),
         ("router", || Kernels::scalar().top_k_router(&mut [0.0; 2], true, &mut [0; 3], &mut [0.0; 3])),
     ];
@@ -30,13 +33,21 @@ fn wrong_lengths_are_refused() {
         let call = || scalar().ternary_gemv(&ternary(), &act(), range.clone(), &mut vec![0.0; len]);
         assert!(catch_unwind(call).is_err(), "{range:?} into {len}");
     }
-    let wide = || QuantizedRow::new(&[0; 256], &[0.0; 16], &[0.0; 4]);
+    let wide = || QuantizedRow::new(&[0; 256], &[0.0; 8], &[0.0; 5]);
     assert!(catch_unwind(|| scalar().ternary_gemv(&ternary(), &wide(), 0..5, &mut [0.0; 5])).is_err());
-    let kv = KvSlice { keys: &[0.0; 8], values: &[0.0; 8] };
-    for (keys, dim) in [(1, 4), (2, 3), (2, 0)] {
-        let call =
-            || scalar().attention(&vec![0.0; dim], &[kv], 1.0, &mut vec![0.0; keys], &mut vec![0.0; dim]);
-        assert!(catch_unwind(call).is_err(), "{keys} keys of {dim}");
+    let rows = || QuantizedRows::new(&[0; 256], &[0.0; 16], &[0.0; 6], 2, 128);
+    for (tokens, range, len) in [(&[2][..], 0..5, 5), (&[0, 1], 0..5, 5), (&[0], 1..4, 3)] {
+        let call = || scalar().ternary_gemm(&ternary(), &rows(), tokens, range.clone(), &mut vec![0.0; len]);
+        assert!(catch_unwind(call).is_err(), "{tokens:?} {range:?} into {len}");
+    }
+    for (n_keys, dim, first) in [(17, 1, 0), (1, 17, 0), (1, 0, 0), (1, 1, 1), (KV_PART + 1, 1, 0)] {
+        let call = || {
+            let slice =
+                KvSlice { kv: Kv::F32 { keys: &[0.0; 16], values: &[0.0; 16] }, n_keys, head_dim: dim };
+            let mut state = vec![0.0; attention_state_len(1, dim)];
+            scalar().attention_part(&vec![0.0; dim], &slice, first, 1.0, &mut [0.0; KV_PART], &mut state);
+        };
+        assert!(catch_unwind(call).is_err(), "{n_keys} keys of {dim} from {first}");
     }
 }
 

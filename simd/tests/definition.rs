@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Activations, Affine4, Bf16, Random, Ternary, bf16};
-use samara_simd::{Kernels, KvSlice};
+use samara_simd::{KV_BLOCK, KV_PART, Kernels, Kv, KvSlice, attention_state_len, value_at};
 
 /// Largest error of a chain of `n` rounded f32 operations, relative to the sum of magnitudes.
 fn gamma(n: usize) -> f64 {
@@ -112,7 +112,9 @@ fn quantised_values_are_within_half_a_step() {
             assert!(error <= scale * (0.5 + 127.0 * gamma(3)), "column {col} of {cols}: {x}");
         }
         assert!(act.q[cols..].iter().all(|&q| q == 0), "padding of {cols} columns");
-        for (half, &offset) in act.offsets.iter().enumerate() {
+        let (correction, offsets) = act.offsets.split_last().expect("offsets and their sum");
+        assert_eq!(*correction, offsets.iter().fold(0.0, |sum, offset| sum + offset));
+        for (half, &offset) in offsets.iter().enumerate() {
             let term = |col: usize| f64::from(act.q[col]) * f64::from(act.scale(col));
             let (sum, size) = (64 * half..64 * half + 64)
                 .map(term)
@@ -182,29 +184,55 @@ fn norm_gate_and_rotation() {
     }
 }
 
-#[test]
-fn attention_over_a_ring_in_two_segments() {
-    let (head_dim, n_keys) = (64, 37);
-    let mut random = Random(2);
-    let query = random.f32s(head_dim);
-    let (keys, values) = (random.f32s(n_keys * head_dim), random.f32s(n_keys * head_dim));
-    let key = |k: usize| &keys[k * head_dim..][..head_dim];
-    let scores: Vec<f64> = (0..n_keys)
-        .map(|k| (0.125 * query.iter().zip(key(k)).map(|(&a, &b)| f64::from(a * b)).sum::<f64>()).exp())
-        .collect();
-    let total: f64 = scores.iter().sum();
-    for cut in [0, 1, 20, 37] {
-        let (old, new) = (cut * head_dim, n_keys * head_dim);
-        let segments = [
-            KvSlice { keys: &keys[..old], values: &values[..old] },
-            KvSlice { keys: &keys[old..new], values: &values[old..new] },
-        ];
-        let (mut probabilities, mut out) = (vec![0.0; n_keys], vec![0.0; head_dim]);
-        Kernels::scalar().attention(&query, &segments, 0.125, &mut probabilities, &mut out);
-        for d in 0..head_dim {
-            let expected = (0..n_keys).map(|k| scores[k] / total * f64::from(values[k * head_dim + d])).sum();
-            close(out[d], expected, 1.0, n_keys + 20);
+/// Keys `first..n_keys` of one kv head in parts, against the plain formula in f64; as many query heads as `n_queries`.
+fn check_attention(n_queries: usize, head_dim: usize, first: usize, n_keys: usize) {
+    let mut random = Random((n_keys + head_dim) as u64);
+    let queries = random.f32s(n_queries * head_dim);
+    let positions = n_keys.next_multiple_of(KV_BLOCK);
+    let (keys, values) = (random.f32s(positions * head_dim), random.f32s(positions * head_dim));
+    let scalar = Kernels::scalar();
+    let empty = |n: usize| vec![0.0; n];
+    let len = attention_state_len(n_queries, head_dim);
+    let (mut state, mut part, mut weights) = (empty(len), empty(len), empty(n_queries * KV_PART));
+    for start in (first / KV_PART * KV_PART..n_keys).step_by(KV_PART) {
+        let here = start * head_dim..((start + KV_PART).min(positions)) * head_dim;
+        let kv = Kv::F32 { keys: &keys[here.clone()], values: &values[here] };
+        let slice = KvSlice { kv, n_keys: (n_keys - start).min(KV_PART), head_dim };
+        scalar.attention_part(&queries, &slice, first.saturating_sub(start), 0.125, &mut weights, &mut part);
+        if start <= first {
+            state.copy_from_slice(&part);
+        } else {
+            scalar.attention_merge(&mut state, &part, head_dim);
         }
+    }
+    let mut out = empty(queries.len());
+    scalar.attention_finish(&state, head_dim, &mut out);
+    for (q, query) in queries.chunks(head_dim).enumerate() {
+        let key = |k: usize, d: usize| keys[(k / KV_BLOCK * head_dim + d) * KV_BLOCK + k % KV_BLOCK];
+        let score = |k: usize| -> f64 {
+            let dot: f64 = query.iter().enumerate().map(|(d, &x)| f64::from(x) * f64::from(key(k, d))).sum();
+            (0.125 * dot).exp()
+        };
+        let total: f64 = (first..n_keys).map(score).sum();
+        for d in 0..head_dim {
+            let value = |k: usize| score(k) / total * f64::from(values[value_at(k, d, head_dim)]);
+            let expected = (first..n_keys).map(value).sum();
+            close(out[q * head_dim + d], expected, 1.0, KV_PART + head_dim);
+        }
+    }
+}
+
+#[test]
+fn attention_in_parts() {
+    for (n_queries, head_dim, first, n_keys) in [
+        (1, 64, 0, 1),
+        (4, 128, 0, 37),
+        (5, 40, 17, 37),
+        (8, 128, 300, 700),
+        (2, 16, 0, 512),
+        (4, 32, 255, 257),
+    ] {
+        check_attention(n_queries, head_dim, first, n_keys);
     }
 }
 

@@ -18,6 +18,10 @@ const SIGILL: i32 = 4;
 
 /// A CPU with AVX2 and AVX-512 whose operating system saves the registers of neither.
 const NO_OS_SUPPORT: &str = "Skylake-Server,x-force-features=on,-xsave";
+/// The same with VNNI.
+const NO_OS_SUPPORT_VNNI: &str = "Icelake-Server,x-force-features=on,-xsave";
+/// Parts of AVX-512 on a CPU that lacks its foundation, and no system that saves its registers.
+const WITHOUT_F: &str = "max,x-force-features=on,+avx512bw,+avx512dq,+avx512vl,+avx512vnni";
 
 /// Starts `test` of this program again, on `cpu`; `None` where there is no emulator.
 fn emulate(cpu: &str, test: &str, word: &str) -> Option<Output> {
@@ -34,29 +38,44 @@ fn emulate(cpu: &str, test: &str, word: &str) -> Option<Output> {
     }
 }
 
-/// CPUID as it is, without a look at what the operating system saves: AVX2, AVX-512F and OSXSAVE.
-fn cpuid() -> [bool; 3] {
-    let (leaf1, leaf7) = (__cpuid_count(1, 0), __cpuid_count(7, 0));
-    let bit = |register: u32, bit: u32| register >> bit & 1 == 1;
-    [bit(leaf7.ebx, 5), bit(leaf7.ebx, 16), bit(leaf1.ecx, 27)]
+/// CPUID as it is, without a look at what the operating system saves: AVX2, AVX-VNNI, AVX-512F, BW, VNNI and OSXSAVE.
+fn cpuid() -> String {
+    let (leaf1, leaf7, leaf7_1) = (__cpuid_count(1, 0), __cpuid_count(7, 0), __cpuid_count(7, 1));
+    let bits = [
+        (leaf7.ebx, 5, "avx2"),
+        (leaf7_1.eax, 4, "avxvnni"),
+        (leaf7.ebx, 16, "avx512f"),
+        (leaf7.ebx, 30, "avx512bw"),
+        (leaf7.ecx, 11, "avx512vnni"),
+        (leaf1.ecx, 27, "osxsave"),
+    ];
+    bits.into_iter()
+        .filter(|(register, bit, _)| register >> bit & 1 == 1)
+        .map(|(_, _, name)| format!("{name} "))
+        .collect()
 }
 
 #[test]
 fn the_kernels_chosen_are_those_that_cpu_and_system_offer() {
     if std::env::var_os(WORD).is_some() {
-        println!("found {:?} {}", cpuid(), Kernels::detect().isa());
+        println!("found {}: {}", cpuid(), Kernels::detect().isa());
         return;
     }
-    for (cpu, [avx2, avx512, osxsave], isa) in [
-        ("Nehalem", [false, false, false], "scalar"),
-        ("Haswell", [true, false, true], "avx2"),
-        ("Skylake-Server", [true, false, true], "avx2"),
-        (NO_OS_SUPPORT, [true, true, false], "scalar"),
+    for (cpu, features, isa) in [
+        ("Nehalem", "", "scalar"),
+        ("Haswell", "avx2 osxsave ", "avx2"),
+        ("Skylake-Server", "avx2 osxsave ", "avx2"),
+        (NO_OS_SUPPORT, "avx2 avx512f avx512bw ", "scalar"),
+        (NO_OS_SUPPORT_VNNI, "avx2 avx512f avx512bw avx512vnni ", "scalar"),
+        (WITHOUT_F, "avx2 avx512bw avx512vnni osxsave ", "avx2"),
+        // The emulator has no AVX-VNNI, but can say so, and nothing here runs it.
+        ("max,x-force-features=on,+avx-vnni", "avx2 avxvnni osxsave ", "avx-vnni"),
+        ("max,x-force-features=on,+avx-vnni,-xsave", "avx2 avxvnni ", "scalar"),
     ] {
         let test = "the_kernels_chosen_are_those_that_cpu_and_system_offer";
         let Some(output) = emulate(cpu, test, "look") else { return };
         let said = String::from_utf8_lossy(&output.stdout);
-        let want = format!("found {:?} {isa}\n", [avx2, avx512, osxsave]);
+        let want = format!("found {features}: {isa}\n");
         assert!(output.status.success() && said.contains(&want), "{cpu}: not {want:?} in {said}");
     }
 }

@@ -3,9 +3,9 @@
 
 mod common;
 
-use common::{Activations, Affine4, Bf16, Random, Ternary};
+use common::{ActivationRows, Activations, Affine4, Bf16, Random, Ternary};
 use proptest::prelude::*;
-use samara_simd::{Isa, Kernels, KvSlice, Op};
+use samara_simd::{Isa, KV_BLOCK, KV_PART, Kernels, Kv, KvSlice, Op, attention_state_len, value_at};
 
 /// Inputs of every operation for one shape.
 #[derive(Clone)]
@@ -17,6 +17,64 @@ struct Case {
     affine: Affine4,
     affine_act: Activations,
     bf16: Bf16,
+    /// Of several tokens.
+    acts: ActivationRows,
+    affine_acts: ActivationRows,
+    /// `[n_tokens, cols]`.
+    xs: Vec<f32>,
+    attention: Attention,
+}
+
+/// Query heads and the keys and values of one part, in each of the cache's formats.
+#[derive(Clone)]
+struct Attention {
+    head_dim: usize,
+    first: usize,
+    n_keys: usize,
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    scales: Vec<f32>,
+}
+
+impl Attention {
+    fn random(random: &mut Random) -> Self {
+        let head_dim = [1, 8, 33, 64, 128][random.below(5) as usize];
+        let n_keys = 1 + random.below(KV_PART as u64) as usize;
+        let positions = n_keys.next_multiple_of(KV_BLOCK);
+        let n_queries = 1 + random.below(9) as usize;
+        Self {
+            head_dim,
+            first: random.below(n_keys as u64) as usize,
+            n_keys,
+            queries: random.f32s(n_queries * head_dim),
+            keys: random.f32s(positions * head_dim),
+            values: random.f32s(positions * head_dim),
+            scales: random.f32s(positions),
+        }
+    }
+
+    /// States of all formats, one after the other.
+    fn parts(&self, kernels: &Kernels) -> Vec<f32> {
+        let upper = |x: &[f32]| -> Vec<u16> { x.iter().map(|x| (x.to_bits() >> 16) as u16).collect() };
+        let small = |x: &[f32]| -> Vec<i8> { x.iter().map(|x| (x * 127.0) as i8).collect() };
+        let (keys16, values16, keys8, values8) =
+            (upper(&self.keys), upper(&self.values), small(&self.keys), small(&self.values));
+        let formats = [
+            Kv::F32 { keys: &self.keys, values: &self.values },
+            Kv::Bf16 { keys: &keys16, values: &values16 },
+            Kv::Q8 { keys: &keys8, key_scales: &self.scales, values: &values8, value_scales: &self.scales },
+        ];
+        let n = self.queries.len() / self.head_dim;
+        let part = |kv| {
+            let slice = KvSlice { kv, n_keys: self.n_keys, head_dim: self.head_dim };
+            let mut weights = vec![f32::NAN; n * KV_PART];
+            let mut state = vec![f32::NAN; attention_state_len(n, self.head_dim)];
+            kernels.attention_part(&self.queries, &slice, self.first, 0.3, &mut weights, &mut state);
+            state
+        };
+        formats.into_iter().flat_map(part).collect()
+    }
 }
 
 impl Case {
@@ -25,7 +83,14 @@ impl Case {
         let x = random.activations(cols);
         let affine_cols = cols.next_multiple_of(64);
         let affine_x = random.activations(affine_cols);
+        let n_tokens = 1 + random.below(7) as usize;
+        let xs: Vec<f32> = (0..n_tokens).flat_map(|_| random.activations(cols)).collect();
+        let affine_xs: Vec<f32> = (0..n_tokens).flat_map(|_| random.activations(affine_cols)).collect();
         Self {
+            acts: ActivationRows::new(&xs, cols),
+            affine_acts: ActivationRows::new(&affine_xs, affine_cols),
+            xs,
+            attention: Attention::random(&mut random),
             y: random.f32s(cols),
             act: Activations::new(&Kernels::scalar(), &x),
             ternary: Ternary::random(&mut random, rows, cols),
@@ -45,6 +110,10 @@ impl Case {
         let code = faulty.ternary.codes.last_mut().expect("a code");
         *code = (*code + 1) % 3;
         *faulty.affine.nibbles.last_mut().expect("a nibble") ^= 1;
+        let last = faulty.xs.len() - 1;
+        faulty.xs[last] = 3.0 - faulty.xs[last];
+        let (last, dim) = (faulty.attention.n_keys - 1, faulty.attention.head_dim);
+        faulty.attention.values[value_at(last, dim - 1, dim)] += 0.5;
         *faulty.bf16.values.last_mut().expect("a value") ^= 0x0100;
         faulty
     }
@@ -55,9 +124,12 @@ type Run = fn(&Kernels, &Case) -> Vec<f32>;
 /// How each operation is run on a case; its results as f32.
 const RUNS: [(Op, Run); Op::ALL.len()] = [
     (Op::TernaryGemv, |kernels, case| case.ternary.gemv(kernels, &case.act)),
+    (Op::TernaryGemm, |kernels, case| case.ternary.gemm(kernels, &case.acts)),
     (Op::Affine4Gemv, |kernels, case| case.affine.gemv(kernels, &case.affine_act)),
+    (Op::Affine4Gemm, |kernels, case| case.affine.gemm(kernels, &case.affine_acts)),
     (Op::Affine4Row, |kernels, case| case.affine.row(kernels, case.affine.rows - 1)),
     (Op::Bf16Gemv, |kernels, case| case.bf16.gemv(kernels, &case.x)),
+    (Op::Bf16Gemm, |kernels, case| case.bf16.gemm(kernels, &case.xs)),
     (Op::Quantize, |kernels, case| {
         let Activations { q, scales, offsets } = Activations::new(kernels, &case.x);
         q.into_iter().map(f32::from).chain(scales).chain(offsets).collect()
@@ -93,12 +165,18 @@ const RUNS: [(Op, Run); Op::ALL.len()] = [
         kernels.top_k_router(&mut logits, true, &mut experts, &mut weights);
         weights.into_iter().chain(experts.into_iter().map(|expert| expert as f32)).chain(logits).collect()
     }),
-    (Op::Attention, |kernels, case| {
-        let head_dim = case.x.len();
-        let segment = |values| KvSlice { keys: &case.y, values };
-        let (mut scores, mut out) = ([0.0; 2], vec![0.0; head_dim]);
-        kernels.attention(&case.x, &[segment(&case.x), segment(&case.y)], 0.1, &mut scores, &mut out);
-        out.into_iter().chain(scores).collect()
+    (Op::AttentionPart, |kernels, case| case.attention.parts(kernels)),
+    (Op::AttentionMerge, |kernels, case| {
+        let dim = case.x.len();
+        let state = |x: &[f32], largest| [x, &[largest, 1.5]].concat();
+        let mut merged = state(&case.x, 2.0);
+        kernels.attention_merge(&mut merged, &state(&case.y, 1.75), dim);
+        merged
+    }),
+    (Op::AttentionFinish, |kernels, case| {
+        let mut out = vec![0.0; case.x.len()];
+        kernels.attention_finish(&[&case.x[..], &[2.0, 1.5]].concat(), case.x.len(), &mut out);
+        out
     }),
 ];
 
@@ -112,6 +190,32 @@ fn difference(expected: &[f32], found: &[f32]) -> Option<String> {
     Some(format!("result {at}: {:e} instead of {:e}", found[at], expected[at]))
 }
 
+#[test]
+fn several_tokens_are_each_of_them() {
+    for kernels in present().into_iter().chain([Kernels::scalar()]) {
+        for (rows, cols) in [(1, 64), (6, 128), (9, 640), (21, 320)] {
+            let case = Case::new(rows, cols, 11);
+            let of = |f: &dyn Fn(&Activations) -> Vec<f32>, acts: &ActivationRows| -> Vec<f32> {
+                acts.order.iter().flat_map(|&t| f(&acts.each[t as usize])).collect()
+            };
+            let ternary = of(&|act| case.ternary.gemv(&kernels, act), &case.acts);
+            assert_eq!(
+                difference(&ternary, &case.ternary.gemm(&kernels, &case.acts)),
+                None,
+                "ternary {cols}"
+            );
+            let affine = of(&|act| case.affine.gemv(&kernels, act), &case.affine_acts);
+            assert_eq!(
+                difference(&affine, &case.affine.gemm(&kernels, &case.affine_acts)),
+                None,
+                "4-bit {cols}"
+            );
+            let bf16: Vec<f32> = case.xs.chunks(cols).flat_map(|x| case.bf16.gemv(&kernels, x)).collect();
+            assert_eq!(difference(&bf16, &case.bf16.gemm(&kernels, &case.xs)), None, "bf16 {cols}");
+        }
+    }
+}
+
 /// All that `kernels` does on `case` against the scalar kernels.
 fn check(kernels: &Kernels, case: &Case) {
     for (op, run) in RUNS {
@@ -121,13 +225,28 @@ fn check(kernels: &Kernels, case: &Case) {
     }
 }
 
+#[test]
+fn many_tokens_and_wide_rows() {
+    for (rows, cols, n_tokens) in [(5, 2048, 70), (6, 2049, 7), (9, 4160, 12), (4, 128, 129), (3, 640, 64)] {
+        let mut random = Random(cols as u64);
+        let mut case = Case::new(rows, cols, 2);
+        let xs: Vec<f32> = (0..n_tokens).flat_map(|_| random.activations(cols)).collect();
+        case.acts = ActivationRows::new(&xs, cols);
+        let cols = cols.next_multiple_of(64);
+        let xs: Vec<f32> = (0..n_tokens).flat_map(|_| random.activations(cols)).collect();
+        case.affine_acts = ActivationRows::new(&xs, cols);
+        present().iter().for_each(|kernels| check(kernels, &case));
+    }
+}
+
 /// The instruction sets to test; those this machine lacks are named and counted.
 fn present() -> Vec<Kernels> {
-    let (present, missing): (Vec<_>, Vec<_>) =
-        Isa::ALL.into_iter().filter(|&isa| isa != Isa::Scalar).map(Kernels::for_isa).partition(Result::is_ok);
-    // Another architecture has none to test.
-    let missing_here = missing.iter().filter(|_| cfg!(target_arch = "x86_64"));
-    for error in missing_here.filter_map(|result| result.as_ref().err()) {
+    let (present, missing): (Vec<_>, Vec<_>) = Isa::ALL
+        .into_iter()
+        .filter(|&isa| isa.is_native() && isa != Isa::Scalar)
+        .map(Kernels::for_isa)
+        .partition(Result::is_ok);
+    for error in missing.iter().filter_map(|result| result.as_ref().err()) {
         println!("skipped: optional: {error}");
     }
     println!("{} instruction sets tested, {} skipped", present.len(), missing.len());
@@ -162,6 +281,8 @@ fn largest_magnitudes_do_not_saturate() {
             let mut case = Case::new(5, cols, 1);
             case.act = Activations::new(&Kernels::scalar(), &vec![sign; cols]);
             case.affine_act = case.act.clone();
+            case.acts = ActivationRows::new(&vec![sign; 6 * cols], cols);
+            case.affine_acts = case.acts.clone();
             case.ternary.codes.fill(2);
             case.affine.nibbles.fill(15);
             present().iter().for_each(|kernels| check(kernels, &case));
@@ -193,6 +314,8 @@ fn a_fault_in_any_operation_is_noticed() {
             let ones = vec![1.0; cols.next_multiple_of(64)];
             case.act = Activations::new(&Kernels::scalar(), &case.x);
             case.affine_act = Activations::new(&Kernels::scalar(), &ones);
+            case.acts = ActivationRows::new(&vec![1.0; 5 * cols], cols);
+            case.affine_acts = ActivationRows::new(&vec![1.0; 5 * ones.len()], ones.len());
             let faulty = case.with_fault();
             // A softmax over one element is 1 whatever the element is.
             let blind = |op| cols == 1 && matches!(op, Op::Softmax | Op::TopKRouter);

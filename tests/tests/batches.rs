@@ -2,11 +2,20 @@
 
 use std::sync::atomic::AtomicBool;
 
-use samara_runtime::{Device, Engine, EngineOptions, Logits, Sequence, Session, Step};
+use samara_runtime::{Device, Engine, EngineOptions, KvType, Logits, Sequence, Session, Step};
 use samara_tests::{Fixture, emulated, engine};
 
 fn options(device: Device, threads: usize, max_batch: usize, n_slots: usize) -> EngineOptions {
-    EngineOptions { device, isa: None, threads, context: 1400, n_slots, max_batch, max_logit_rows: 4 }
+    EngineOptions {
+        device,
+        isa: None,
+        threads,
+        context: 1400,
+        n_slots,
+        max_batch,
+        max_logit_rows: 4,
+        kv: KvType::default(),
+    }
 }
 
 /// Deterministic ids spread over the vocabulary.
@@ -69,17 +78,20 @@ fn more_threads_than_there_is_work_for_change_nothing() {
 fn threads_and_batches_do_not_change_a_bit() {
     let n = if emulated() { 70 } else { 300 };
     let ids = ids(n);
-    let logits = |threads, batch| {
-        after(&mut engine(Fixture::Tiny, &options(Device::Cpu, threads, batch, 1)), &ids, &[n - 10])
+    let of = |ids: &[u32], threads, batch, kv| {
+        let options = EngineOptions { kv, ..options(Device::Cpu, threads, batch, 1) };
+        after(&mut engine(Fixture::Tiny, &options), ids, &[ids.len() - 10])
     };
-    let expected = logits(1, 128);
-    for (threads, batch) in [(2, 128), (3, 128), (7, 128), (2, 1), (2, 7), (1, 300)] {
-        assert_eq!(logits(threads, batch), expected, "{threads} threads, steps of {batch}");
+    let mut seen = Vec::new();
+    for kv in KvType::ALL {
+        let expected = of(&ids, 1, 128, kv);
+        for (threads, batch) in [(2, 128), (3, 128), (7, 128), (2, 1), (2, 7), (1, 300)] {
+            assert_eq!(of(&ids, threads, batch, kv), expected, "{threads} threads, steps of {batch}, {kv}");
+        }
+        assert_ne!(of(&ids[1..], 1, 128, kv), expected, "{kv}");
+        assert!(!seen.contains(&expected), "{kv} changes something");
+        seen.push(expected);
     }
-    assert_ne!(
-        after(&mut engine(Fixture::Tiny, &options(Device::Cpu, 1, 128, 1)), &ids[1..], &[n - 11]),
-        expected
-    );
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use samara_format::{Access, Metadata, TensorSpec};
 use samara_runtime::{
-    Activations, Device, Engine, EngineOptions, Limits, Logits, Model, Sequence, Step, backends,
+    Activations, Device, Engine, EngineOptions, KvType, Limits, Logits, Model, Sequence, Step, backends,
 };
 use samara_simd::Kernels;
 use samara_tests::{Fixture, Golden, compare_rows, engine, golden, model, rewrite};
@@ -57,6 +57,8 @@ const TINY_EXACT: Tolerance = Tolerance { max_abs: 1e-4, mean_kl: 1e-11, hidden:
 const STRESS_EXACT: Tolerance = Tolerance { max_abs: 1e-4, mean_kl: 1e-10, hidden: 1e-5 };
 
 const TINY_INT8: Tolerance = Tolerance { max_abs: 0.5, mean_kl: 1e-6, hidden: 0.0 };
+/// With an 8 bit KV cache.
+const TINY_KV8: Tolerance = Tolerance { max_abs: 1.0, mean_kl: 5e-6, hidden: 0.0 };
 const STRESS_INT8: Tolerance = Tolerance { max_abs: 5.0, mean_kl: 4e-2, hidden: 0.0 };
 
 #[test]
@@ -72,6 +74,16 @@ fn cpu_is_close_to_the_exact_function() {
     check(Fixture::Tiny, "tiny-maple", Device::Cpu, &TINY_INT8);
     check(Fixture::Stress, "stress-maple", Device::Cpu, &STRESS_INT8);
     check(Fixture::StressWindow17, "stress-maple-window17", Device::Cpu, &STRESS_INT8);
+}
+
+#[test]
+fn cpu_is_close_with_each_kind_of_cache() {
+    for (kv, tolerance) in [(KvType::F32, &TINY_INT8), (KvType::Bf16, &TINY_INT8), (KvType::Q8, &TINY_KV8)] {
+        let mut engine = engine(Fixture::Tiny, &EngineOptions { kv, ..options(Device::Cpu, 48) });
+        let (kl, max_abs) = measure(&mut engine, &golden("tiny-maple"));
+        println!("{kv} cache: mean KL {kl:.3e}, max abs {max_abs:.3e}");
+        assert!(kl <= tolerance.mean_kl && max_abs <= tolerance.max_abs, "{kv}: KL {kl}, max abs {max_abs}");
+    }
 }
 
 #[test]
@@ -106,7 +118,15 @@ fn hidden_difference(fixture: Fixture, file: &str) -> (f32, String) {
     let backend = backends.iter().find(|backend| backend.name() == "reference").expect("a reference backend");
     let architecture = model.architecture();
     let n_layers = architecture.blocks.len() - 2;
-    let limits = Limits { threads: 1, n_slots: 1, context: 512, max_batch: 512, max_logit_rows: 1 };
+    let limits = Limits {
+        threads: 1,
+        fewer_threads: false,
+        n_slots: 1,
+        context: 512,
+        max_batch: 512,
+        max_logit_rows: 1,
+        kv: KvType::F32,
+    };
     let mut worst = (0.0, String::new());
     for golden in golden(file) {
         let sequence = Sequence { slot: 0, position: 0, tokens: &golden.ids, logits: Logits::Last };
@@ -116,8 +136,7 @@ fn hidden_difference(fixture: Fixture, file: &str) -> (f32, String) {
             logits: vec![0.0; architecture.vocab_size],
         };
         for (i, block) in architecture.blocks[..=n_layers].iter().enumerate() {
-            let mut segment =
-                backend.compile(&model, std::slice::from_ref(block), &limits).expect("compiles");
+            let mut segment = backend.compile(&model, &[(block, &[])], &limits).expect("compiles");
             segment.forward(&step, &mut io).expect("runs");
             if i == 0 {
                 continue;

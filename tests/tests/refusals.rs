@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc, sync::atomic::AtomicBool};
 
 use samara_format::{Access, Dtype, Metadata, TensorSpec, Value};
-use samara_runtime::{Device, Engine, EngineOptions, Error, Model, Plan, Session, score};
+use samara_runtime::{Device, Engine, EngineOptions, Error, KvType, Model, Plan, Session, score};
 use samara_simd::{Isa, Kernels};
 use samara_tests::{Fixture, model, rewrite};
 use tempfile::TempDir;
@@ -212,8 +212,14 @@ fn memory_is_predicted_before_it_is_allocated() {
         Plan::new(model(Fixture::Tiny), &options).expect("a plan")
     };
     let needed = plan(4096).memory();
-    // Two full layers of 4,096 positions and six rings of 64 - 1 + 128, two heads of 128, K and V, f32.
-    assert_eq!(needed.kv, (2 * 4096 + 6 * 191) * 2 * 128 * 2 * 4);
+    // Two full layers of 4,096 positions and six rings of 64 - 1 + 512, in whole parts of 256; two heads of 128, K and V.
+    let with = |kv| {
+        let options = EngineOptions { context: 4096, kv, ..EngineOptions::default() };
+        Plan::new(model(Fixture::Tiny), &options).expect("a plan").memory().kv
+    };
+    let positions = (2 * 4096 + 6 * 768) * 2 * 2;
+    assert_eq!(needed.kv, positions * 128 * 2);
+    assert_eq!([with(KvType::F32), with(KvType::Q8)], [positions * 128 * 4, positions * (128 + 4)]);
     assert_eq!(plan(4096).check_memory(needed.private()).expect("just fits"), needed);
 
     let half = needed.private() / 2;

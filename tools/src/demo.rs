@@ -5,7 +5,7 @@ use std::{io::Write, path::Path, sync::Arc};
 use anyhow::{Context, Result};
 use samara_converter::{Error, Options, Quiet, convert, plan};
 use samara_format::Access;
-use samara_runtime::{Finish, Message, Model, Sampler, SamplerSpec, Session, format_bytes};
+use samara_runtime::{Finish, KvType, Message, Model, Sampler, SamplerSpec, Session, format_bytes};
 
 use crate::{
     cli::{Demo, Device, Engine},
@@ -117,8 +117,10 @@ fn answer(file: &Path, args: &Demo) -> Result<()> {
         device: Device::Auto,
         isa: None,
         ctx: None,
+        kv: KvType::default(),
         memory: None,
         no_mmap: false,
+        mlock: false,
         threads: args.threads,
     };
     let engine = load::engine(&model, &options, Wants::answers(false))?;

@@ -6,11 +6,11 @@ use anyhow::Result;
 use samara_format::{Access, Error as FormatError};
 use samara_runtime::{
     ChatTemplate, Device, Engine, EngineOptions, Error as RuntimeError, MemoryPlan, Model, Placement, Plan,
-    Tokenizer, format_bytes,
+    Threads, Tokenizer, format_bytes,
 };
 
 use crate::{
-    cli,
+    choices, cli,
     failure::Failure,
     machine::{Machine, process_left},
     output::note,
@@ -33,9 +33,9 @@ pub(crate) struct Wants {
 }
 
 impl Wants {
-    /// For answers: long prompts in one step of 128, one row of logits.
+    /// For answers: long prompts in steps of 512, one row of logits.
     pub(crate) fn answers(say: bool) -> Self {
-        Wants { max_batch: 128, max_logit_rows: 1, context: DEFAULT_CONTEXT, say }
+        Wants { max_batch: 512, max_logit_rows: 1, context: DEFAULT_CONTEXT, say }
     }
 
     /// For the logits of every position.
@@ -55,8 +55,24 @@ impl From<cli::Device> for Device {
     }
 }
 
-/// Opens a model: mapped, or read where that was asked for or the drive has no maps, as some network drives have not.
+/// Opens a model, and keeps it in memory where that was asked for.
 pub(crate) fn open(path: &Path, args: &cli::Engine) -> Result<Arc<Model>> {
+    let model = map_or_read(path, args)?;
+    // Half as much again: other programs go on.
+    if available(args, 0) / 3 * 2 > model.file().index().file_len() {
+        model.file().large_pages();
+    }
+    if args.mlock
+        && let Err(error) = model.file().lock()
+    {
+        let advice = "raise the limit of locked memory (ulimit -l), or leave --mlock out";
+        return Err(Failure::Space(format!("{error}: {advice}")).into());
+    }
+    Ok(model)
+}
+
+/// Mapped, or read where that was asked for or the drive has no maps, as some network drives have not.
+fn map_or_read(path: &Path, args: &cli::Engine) -> Result<Arc<Model>> {
     if !args.no_mmap {
         match Model::open(path, Access::Mmap) {
             Ok(model) => return Ok(Arc::new(model)),
@@ -170,10 +186,11 @@ pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Re
         n_slots: 1,
         max_batch: wants.max_batch,
         max_logit_rows: wants.max_logit_rows,
+        kv: args.kv,
     };
     let plan = Plan::new(Arc::clone(model), &options)?;
     let largest = plan.largest_context(available);
-    let plan = plan.with_context(match args.ctx {
+    let mut plan = plan.with_context(match args.ctx {
         Some(context) => context as usize,
         // Nothing fits: ask for what was wanted, so that the message has a sum.
         None if largest == 0 => wants.context.clamp(1, max),
@@ -189,6 +206,11 @@ pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Re
         note(&limits);
     }
     checked?;
+    let known = choices::load(model);
+    let choices = plan.measure(&known);
+    if choices != known && !choices.kernels.is_empty() {
+        choices::save(model, &choices);
+    }
     Ok(plan.compile()?)
 }
 
@@ -222,6 +244,18 @@ pub(crate) fn explain(placements: &[Placement]) -> Vec<String> {
             format!("{span} on {backend}: {}", kernels.join(", "))
         })
         .collect()
+}
+
+/// How many threads take part.
+pub(crate) fn explain_threads(engine: &Engine) -> Option<String> {
+    let Threads { decode, prefill } = engine.threads()?;
+    let all = engine.limits().threads;
+    let tried = if engine.limits().fewer_threads && all > 1 {
+        ", fewer where the first tokens show that as faster"
+    } else {
+        ""
+    };
+    Some(format!("threads: {prefill} of {all} for prompts, {decode} for each token after{tried}"))
 }
 
 /// Names of all kernels, without repeats.

@@ -6,6 +6,7 @@
 
 mod bench;
 mod chat;
+mod choices;
 mod cli;
 mod completions;
 mod convert;

@@ -46,6 +46,7 @@ pub(crate) fn run(args: Run) -> Result<()> {
     let engine = load::engine(&model, &args.engine, load::Wants::answers(say))?;
     if args.explain {
         load::explain(engine.placements()).iter().for_each(|line| note(line));
+        load::explain_threads(&engine).iter().for_each(|line| note(line));
     }
     let mut speaker = Speaker {
         engine,

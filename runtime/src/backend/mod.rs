@@ -9,21 +9,34 @@ mod cpu;
 mod reference;
 mod wgpu;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use samara_simd::Kernels;
 
 pub use self::wgpu::{Adapter, adapters};
-use crate::{error::Error, model::Model, spec::BlockSpec};
+use crate::{error::Error, kv::KvType, model::Model, spec::BlockSpec};
 
 /// Names one kernel variant: `ternary_gemv/avx2`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KernelId(String);
 
+/// A block and the kernels chosen for it.
+pub type Placed<'a> = (&'a BlockSpec, &'a [KernelId]);
+
 impl KernelId {
     /// `op` is what is computed, `variant` how.
     pub fn new(op: &str, variant: &str) -> Self {
         KernelId(format!("{op}/{variant}"))
+    }
+
+    /// What is computed.
+    pub fn op(&self) -> &str {
+        self.0.split_once('/').map_or(&*self.0, |(op, _)| op)
+    }
+
+    /// How.
+    pub fn variant(&self) -> &str {
+        self.0.split_once('/').map_or("", |(_, variant)| variant)
     }
 }
 
@@ -38,6 +51,8 @@ impl fmt::Display for KernelId {
 pub struct Limits {
     /// Worker threads, at least one.
     pub threads: usize,
+    /// Whether fewer of them may do the work where that is faster.
+    pub fewer_threads: bool,
     /// Sequences with a KV cache of their own.
     pub n_slots: usize,
     /// Positions of a sequence.
@@ -46,6 +61,8 @@ pub struct Limits {
     pub max_batch: usize,
     /// Rows of logits of one step.
     pub max_logit_rows: usize,
+    /// How keys and values are stored; the reference keeps f32.
+    pub kv: KvType,
 }
 
 /// Bytes a segment needs beside its weights.
@@ -130,6 +147,26 @@ pub struct Activations {
     pub logits: Vec<f32>,
 }
 
+/// Threads that take part in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threads {
+    /// With one token.
+    pub decode: usize,
+    /// With several.
+    pub prefill: usize,
+}
+
+/// Time that one kind of work took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Phase {
+    /// What was done.
+    pub name: &'static str,
+    /// For how long, on the clock.
+    pub time: Duration,
+    /// Weight and cache bytes that it read.
+    pub bytes: u64,
+}
+
 /// A way to run blocks.
 pub trait Backend: Send + Sync {
     /// The name `--device` and `--explain` use.
@@ -144,14 +181,30 @@ pub trait Backend: Send + Sync {
     /// Memory a segment of these blocks needs beside its weights.
     fn footprint(&self, blocks: &[BlockSpec], hidden_size: usize, limits: &Limits) -> Footprint;
 
-    /// Makes a segment of consecutive blocks, each of which `supports` has accepted.
+    /// A name of the block's shape. Blocks of equal shape have the same fastest kernels.
+    fn shape(&self, spec: &BlockSpec) -> String {
+        spec.label()
+    }
+
+    /// The fastest kernels for a block that `supports` has accepted, by a measurement of some milliseconds on its
+    /// weights. A backend with one variant of each kernel measures nothing.
+    fn measure(&self, _model: &Model, _spec: &BlockSpec, kernels: Vec<KernelId>) -> Vec<KernelId> {
+        kernels
+    }
+
+    /// Whether all of `kernels`, chosen elsewhere or at another time, are for this block and run here.
+    fn accepts(&self, spec: &BlockSpec, kernels: &[KernelId]) -> bool {
+        self.supports(spec).is_ok_and(|own| own == kernels)
+    }
+
+    /// Makes a segment of consecutive blocks, each of which `supports` has accepted, with the kernels chosen.
     ///
     /// # Errors
     /// Whatever keeps the blocks from being run: a bad token map, threads that cannot start.
     fn compile(
         &self,
         model: &Arc<Model>,
-        blocks: &[BlockSpec],
+        blocks: &[Placed<'_>],
         limits: &Limits,
     ) -> Result<Box<dyn Segment>, Error>;
 }
@@ -169,6 +222,17 @@ pub trait Segment: Send {
     /// Forgets the positions of a slot from `len` on. `false` when a ring no longer holds the keys
     /// that position `len` would need; the caller then starts again from 0.
     fn rewind(&mut self, slot: usize, len: usize) -> bool;
+
+    /// Threads that decode and that prefill; `None` where that is not decided (yet), or means nothing.
+    fn threads(&self) -> Option<Threads> {
+        None
+    }
+
+    /// Starts timing from nothing, or stops; returns what was timed since the last call. A segment that cannot tell
+    /// returns nothing.
+    fn profile(&mut self, _on: bool) -> Vec<Phase> {
+        Vec::new()
+    }
 }
 
 /// Refuses a head's normalised input, `[hidden_size]`, that holds NaN or infinity.

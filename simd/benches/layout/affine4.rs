@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use criterion::Criterion;
-use samara_simd::{Affine4Rows, Isa, Kernels, QuantizedRow};
+use samara_simd::{ACT_SPAN, Affine4Rows, Isa, Kernels, QuantizedRow};
 
 use super::{Activations, COLS, Comparison, Random, Weights, load, load_f32, pair_sums, prefetch, tree};
 
@@ -147,7 +147,7 @@ fn chunk_sums(chunk: &[u8; 128], r: usize, g: usize, act: &QuantizedRow<'_>) -> 
     let low = _mm256_maddubs_epi16(_mm256_and_si256(nibbles, mask), load(&q[2 * g]));
     let high = _mm256_and_si256(_mm256_srli_epi16::<4>(nibbles), mask);
     let sums = pair_sums(_mm256_add_epi16(low, _mm256_maddubs_epi16(high, load(&q[2 * g + 1]))));
-    _mm256_mul_ps(load_f32(&act.scales().as_chunks::<8>().0[g / 2]), sums)
+    _mm256_mul_ps(load_f32(&act.scales().as_chunks::<8>().0[64 * g / ACT_SPAN]), sums)
 }
 
 #[inline]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, Throughput};
-use samara_simd::{ACT_GROUP, Kernels, QuantizedRow};
+use samara_simd::{Kernels, QuantizedRow, offsets_len, scales_len};
 
 pub(crate) const COLS: usize = 2048;
 /// Rows handed to a thread are whole panels of every layout.
@@ -204,8 +204,11 @@ pub(crate) struct Activations {
 impl Activations {
     pub(crate) fn new() -> Self {
         let x = Random(9).f32s(COLS);
-        let mut new =
-            Self { q: vec![0; COLS], scales: vec![0.0; COLS / ACT_GROUP], offsets: vec![0.0; COLS / 64] };
+        let mut new = Self {
+            q: vec![0; COLS],
+            scales: vec![0.0; scales_len(COLS)],
+            offsets: vec![0.0; offsets_len(COLS)],
+        };
         Kernels::scalar().quantize(&x, &mut new.q, &mut new.scales, &mut new.offsets);
         new
     }

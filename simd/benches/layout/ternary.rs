@@ -4,13 +4,14 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use criterion::Criterion;
-use samara_simd::{Isa, Kernels, QuantizedRow, TernaryRows};
+use samara_simd::{ACT_SPAN, Isa, Kernels, QuantizedRow, TernaryRows};
 
 use super::{Activations, COLS, Comparison, Random, Weights, load, load_f32, pair_sums, prefetch, tree};
 
 const ROWS: usize = 425_984; // 218 MB, the body of a token
 const N_BLOCKS: usize = COLS / 128;
 const ROW_BYTES: usize = 32 * N_BLOCKS;
+const SPAN_BLOCKS: usize = ACT_SPAN / 128;
 /// A scalar kernel is some 20 times slower: a share of the rows is enough to time it.
 const SCALAR_ROWS: usize = ROWS / 16;
 
@@ -115,14 +116,14 @@ fn gemv<const N: usize, const ROW: usize, const BLOCK: usize, const AHEAD: usize
     let codes = &codes[range.start * ROW_BYTES..range.end * ROW_BYTES];
     for (rows, out) in codes.chunks_exact(N * ROW_BYTES).zip(out.chunks_exact_mut(N)) {
         let mut lanes = [_mm256_setzero_ps(); N];
+        let mut span = [_mm256_setzero_si256(); N];
         for b in 0..N_BLOCKS {
             if BLOCK >= 128 {
                 (0..BLOCK / 64).for_each(|line| prefetch::<AHEAD>(rows[BLOCK * b + 64 * line..].as_ptr()));
             }
             let q = act.q().as_chunks::<32>().0;
             let q = [load(&q[4 * b]), load(&q[4 * b + 1]), load(&q[4 * b + 2]), load(&q[4 * b + 3])];
-            let scales = load_f32(&act.scales().as_chunks().0[b]);
-            for (r, lanes) in lanes.iter_mut().enumerate() {
+            for (r, span) in span.iter_mut().enumerate() {
                 let at = ROW * r + BLOCK * b;
                 if BLOCK < 64 && b % 2 == 0 {
                     prefetch::<AHEAD>(rows[at..].as_ptr());
@@ -135,7 +136,14 @@ fn gemv<const N: usize, const ROW: usize, const BLOCK: usize, const AHEAD: usize
                     _mm256_add_epi16(products[0], products[1]),
                     _mm256_add_epi16(products[2], products[3]),
                 );
-                *lanes = _mm256_add_ps(*lanes, _mm256_mul_ps(scales, pair_sums(sum)));
+                *span = _mm256_add_epi16(*span, sum);
+            }
+            if (b + 1).is_multiple_of(SPAN_BLOCKS) {
+                let scales = load_f32(&act.scales().as_chunks().0[b / SPAN_BLOCKS]);
+                for (lanes, span) in lanes.iter_mut().zip(&mut span) {
+                    *lanes = _mm256_add_ps(*lanes, _mm256_mul_ps(scales, pair_sums(*span)));
+                    *span = _mm256_setzero_si256();
+                }
             }
         }
         for (out, lanes) in out.iter_mut().zip(lanes) {
@@ -158,7 +166,7 @@ fn gemv_by_plane(codes: &[u8], act: &QuantizedRow<'_>, range: Range<usize>, out:
             let pieces = [0, 1, 2, 3].map(|r| planes(load(&pieces[r])));
             for j in 0..4 {
                 let q = load(&act.q().as_chunks::<32>().0[4 * b + j]);
-                let scale = _mm256_set1_ps(act.scales()[8 * b + j]);
+                let scale = _mm256_set1_ps(act.scales()[8 * (b / SPAN_BLOCKS) + j]);
                 for (lanes, piece) in lanes.iter_mut().zip(&pieces) {
                     let sums = pair_sums(_mm256_maddubs_epi16(piece[j], q));
                     *lanes = _mm256_add_ps(*lanes, _mm256_mul_ps(scale, sums));
@@ -187,12 +195,14 @@ fn planes(piece: __m256i) -> [__m256i; 4] {
 fn scalar_dot(row: &[u8], act: &QuantizedRow<'_>) -> f32 {
     let mut lanes = [0.0f32; 8];
     let q = act.q().as_chunks::<128>().0;
-    let blocks = row.as_chunks::<32>().0.iter().zip(q).zip(act.scales().as_chunks::<8>().0);
-    for ((codes, q), scales) in blocks {
+    let spans = row.as_chunks::<32>().0.chunks(SPAN_BLOCKS).zip(q.chunks(SPAN_BLOCKS));
+    for ((codes, q), scales) in spans.zip(act.scales().as_chunks::<8>().0) {
         let mut products = [0i16; 32];
-        for (j, q) in q.as_chunks::<32>().0.iter().enumerate() {
-            for i in 0..32 {
-                products[i] += i16::from((codes[i] >> (2 * j)) & 3) * i16::from(q[i]);
+        for (codes, q) in codes.iter().zip(q) {
+            for (j, q) in q.as_chunks::<32>().0.iter().enumerate() {
+                for i in 0..32 {
+                    products[i] += i16::from((codes[i] >> (2 * j)) & 3) * i16::from(q[i]);
+                }
             }
         }
         for (l, four) in products.as_chunks::<4>().0.iter().enumerate() {

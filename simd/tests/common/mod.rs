@@ -2,7 +2,10 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use samara_simd::{ACT_GROUP, Affine4Rows, Bf16Rows, Kernels, QuantizedRow, TernaryRows, padded_cols};
+use samara_simd::{
+    Affine4Rows, Bf16Rows, Kernels, QuantizedRow, QuantizedRows, TernaryRows, offsets_len, padded_cols,
+    scales_len,
+};
 
 /// splitmix64.
 pub(crate) struct Random(pub(crate) u64);
@@ -91,6 +94,16 @@ impl Ternary {
     }
 }
 
+impl Ternary {
+    pub(crate) fn gemm(&self, kernels: &Kernels, acts: &ActivationRows) -> Vec<f32> {
+        let mut out = vec![f32::NAN; acts.order.len() * self.rows];
+        let part = self.part();
+        let rows = TernaryRows::from_part(&part, self.rows, self.cols);
+        kernels.ternary_gemm(&rows, &acts.rows(), &acts.order, 0..self.rows, &mut out);
+        out
+    }
+}
+
 /// Affine 4-bit rows: nibbles `[rows, cols]`, bf16 scales and biases `[rows, cols / 64]`.
 #[derive(Clone)]
 pub(crate) struct Affine4 {
@@ -140,6 +153,14 @@ impl Affine4 {
         out
     }
 
+    pub(crate) fn gemm(&self, kernels: &Kernels, acts: &ActivationRows) -> Vec<f32> {
+        let mut out = vec![f32::NAN; acts.order.len() * self.rows];
+        let part = self.part();
+        let rows = Affine4Rows::new(&part, self.rows, self.cols);
+        kernels.affine4_gemm(&rows, &acts.rows(), &acts.order, 0..self.rows, &mut out);
+        out
+    }
+
     pub(crate) fn row(&self, kernels: &Kernels, row: usize) -> Vec<f32> {
         let mut out = vec![f32::NAN; self.cols];
         let part = self.part();
@@ -181,6 +202,46 @@ impl Bf16 {
     }
 }
 
+impl Bf16 {
+    /// `x` is `[n, cols]`.
+    pub(crate) fn gemm(&self, kernels: &Kernels, x: &[f32]) -> Vec<f32> {
+        let mut out = vec![f32::NAN; x.len() / self.cols * self.rows];
+        let part = self.part();
+        kernels.bf16_gemm(&Bf16Rows::new(&part, self.rows, self.cols), x, 0..self.rows, &mut out);
+        out
+    }
+}
+
+/// Quantised activations of several tokens, and an order to take them in.
+#[derive(Clone)]
+pub(crate) struct ActivationRows {
+    pub(crate) each: Vec<Activations>,
+    q: Vec<i8>,
+    scales: Vec<f32>,
+    offsets: Vec<f32>,
+    pub(crate) order: Vec<u32>,
+}
+
+impl ActivationRows {
+    /// Of `x`, `[n, cols]`; the order is backwards, with the first token once more.
+    pub(crate) fn new(x: &[f32], cols: usize) -> Self {
+        let each: Vec<_> = x.chunks(cols).map(|x| Activations::new(&Kernels::scalar(), x)).collect();
+        let n = each.len() as u32;
+        Self {
+            q: each.iter().flat_map(|act| act.q.iter().copied()).collect(),
+            scales: each.iter().flat_map(|act| act.scales.iter().copied()).collect(),
+            offsets: each.iter().flat_map(|act| act.offsets.iter().copied()).collect(),
+            order: (0..n).rev().chain(std::iter::once(0)).collect(),
+            each,
+        }
+    }
+
+    pub(crate) fn rows(&self) -> QuantizedRows<'_> {
+        let n = self.each.len();
+        QuantizedRows::new(&self.q, &self.scales, &self.offsets, n, self.q.len() / n)
+    }
+}
+
 /// Quantised activations with the buffers they live in.
 #[derive(Clone)]
 pub(crate) struct Activations {
@@ -191,11 +252,10 @@ pub(crate) struct Activations {
 
 impl Activations {
     pub(crate) fn new(kernels: &Kernels, x: &[f32]) -> Self {
-        let padded = padded_cols(x.len());
         let mut new = Self {
-            q: vec![77; padded],
-            scales: vec![f32::NAN; padded / ACT_GROUP],
-            offsets: vec![f32::NAN; padded / 64],
+            q: vec![77; padded_cols(x.len())],
+            scales: vec![f32::NAN; scales_len(x.len())],
+            offsets: vec![f32::NAN; offsets_len(x.len())],
         };
         kernels.quantize(x, &mut new.q, &mut new.scales, &mut new.offsets);
         new
@@ -207,6 +267,6 @@ impl Activations {
 
     /// The scale of a column.
     pub(crate) fn scale(&self, col: usize) -> f32 {
-        self.scales[8 * (col / 128) + col % 32 / 4]
+        self.scales[8 * (col / 256) + col % 32 / 4]
     }
 }

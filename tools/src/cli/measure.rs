@@ -53,18 +53,26 @@ pub(crate) struct Ppl {
 /// Measure speed.
 ///
 /// Prefill (pp) and decode (tg) in tokens a second: medians over repetitions after a warm-up, with the slowest and
-/// fastest. GB/s is weight bytes read by decode. The hash of the last logits tells whether two machines, thread
-/// counts or versions computed the same.
+/// fastest. GB/s is the weights that a phase reads, in decode also the keys and values of the context. Their bound, how
+/// fast this machine reads the model's weights at all, is measured in the same run, before and after: sequentially, and
+/// in blocks of one expert in a shuffled order. Decode at a long context is measured with as large a -p. The hash of the
+/// last logits tells whether two machines, thread counts or versions computed the same.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   samara bench m.samara
   samara bench m.samara -p 512 -n 128 -t 4 --format markdown
   samara bench m.samara -p 0 -n 64 --json
+  samara bench m.samara --profile             where the time goes
+  samara bench m.samara -p 8192 -n 64         decode after 8192 tokens
 
-JSON keys: prefill.tokens_per_s, decode.tokens_per_s, decode.gb_per_s,
-decode.bytes_per_token, logits_hash, kernels, machine, and what belongs to a
-record: threads, file digest, warm-up, repetitions, spread, version.")]
+JSON keys: prefill.tokens_per_s, decode.tokens_per_s, decode.bytes_per_token
+(weights and cache); of both gb_per_s, share_of_expert_blocks and
+share_of_sequential; prefill.gmac_per_s (multiply-adds of matrices and
+attention); bandwidth.expert_blocks_gb_per_s,
+bandwidth.sequential_gb_per_s, bandwidth.in_cache (the model is so small that
+caches are measured); profile; logits_hash, kernels, machine, and what belongs
+to a record: threads, file digest, warm-up, repetitions, spread, version.")]
 #[command(mut_arg("ctx", |arg| arg.help(BENCH_CTX)))]
 pub(crate) struct Bench {
     /// The .samara file.
@@ -91,6 +99,12 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u32).range(1..=1000),
           allow_negative_numbers = true)]
     pub(crate) repetitions: u32,
+    /// Then time the phases of one more repetition: microseconds a token, share of the time, GB/s.
+    #[arg(long)]
+    pub(crate) profile: bool,
+    /// Leave the bandwidth of memory unmeasured.
+    #[arg(long)]
+    pub(crate) no_bandwidth: bool,
     /// How to print.
     #[arg(long, value_enum, default_value_t = Format::Text, help_heading = OUTPUT)]
     pub(crate) format: Format,

@@ -7,6 +7,7 @@ mod values;
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
+use samara_runtime::KvType;
 
 use self::values::{ChosenIsa, bias, isa, size, whole};
 pub(crate) use self::{
@@ -168,8 +169,8 @@ pub(crate) struct Engine {
     /// Where to run.
     #[arg(long, value_enum, default_value_t = Device::Auto, help_heading = RUNS)]
     pub(crate) device: Device,
-    /// Instruction set of the CPU kernels: scalar or avx2; auto is the fastest that this machine runs. The results
-    /// are the same with each.
+    /// Instruction set of the CPU kernels: scalar, avx2, avx-vnni, avx512, avx512-vnni, neon or neon-dotprod; auto is
+    /// the fastest that this machine runs. The results are the same with each.
     #[arg(long, value_name = "ISA", default_value = "auto", value_parser = isa, help_heading = RUNS)]
     pub(crate) isa: ChosenIsa,
     /// Tokens of context to make room for: prompt, reasoning and answer together. Unless given, the model's
@@ -177,12 +178,19 @@ pub(crate) struct Engine {
     #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..), allow_negative_numbers = true,
           help_heading = RUNS)]
     pub(crate) ctx: Option<u32>,
+    /// How keys and values of the context are stored: f32, bf16 or q8 (8 bit: half the memory of bf16, less exact).
+    #[arg(long, value_name = "TYPE", default_value_t = KvType::default(), value_parser = value_parser!(KvType), help_heading = RUNS)]
+    pub(crate) kv: KvType,
     /// Memory to count on, such as 1.5G or 900M, instead of asking the system.
     #[arg(long, value_name = "SIZE", value_parser = size, allow_negative_numbers = true, help_heading = RUNS)]
     pub(crate) memory: Option<u64>,
-    /// Read the file into memory instead of mapping it: slower to start, and it may be cut or replaced meanwhile.
+    /// Read the file into memory instead of mapping it: slower to start, faster after that where the system has large
+    /// pages, and the file may be cut or replaced meanwhile.
     #[arg(long, help_heading = RUNS)]
     pub(crate) no_mmap: bool,
+    /// Keep the file in memory, all of it, from the start.
+    #[arg(long, help_heading = RUNS)]
+    pub(crate) mlock: bool,
     #[command(flatten)]
     pub(crate) threads: Threads,
 }
@@ -435,7 +443,11 @@ mod tests {
         check("run", None, &["prompt", "file", "raw", "system", "verify"]);
         check("run", Some(OUTPUT), &["json", "quiet", "explain", "hide-reasoning"]);
         for command in ["run", "ppl", "bench"] {
-            check(command, Some(RUNS), &["device", "isa", "ctx", "memory", "no-mmap", "threads"]);
+            check(
+                command,
+                Some(RUNS),
+                &["device", "isa", "ctx", "kv", "memory", "no-mmap", "mlock", "threads"],
+            );
         }
         check("run", Some(SAMPLING), &["temp", "top-k", "seed", "max-tokens", "stop", "logit-bias"]);
         check("synth", None, &["output", "layout", "full", "seed"]);

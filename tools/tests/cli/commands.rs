@@ -37,6 +37,9 @@ fn wrong_command_lines_are_code_2() {
         &["bench", model, "-p", "0", "-n", "0"],
         &["bench", model, "-p", "4096", "-n", "1"],
         &["bench", model, "-p", "8", "-n", "8", "--ctx", "10"],
+        &["bench", model, "--repetitions", "0"],
+        &["bench", model, "--profile", "decode"],
+        &["bench", model, "--no-bandwidth=1"],
         &["ppl", model],
         &["completions", "tcsh"],
     ];
@@ -230,7 +233,8 @@ fn perplexity_is_the_same_on_any_number_of_threads() {
     let score = |more: &[&str]| {
         let mut json =
             run(["ppl", plain(tiny()), "--file", plain(&text), "--json"].iter().chain(more)).expect(0).json();
-        json.as_object_mut().expect("an object").remove("threads");
+        // Kernels are those that were fastest just now.
+        json.as_object_mut().expect("an object").retain(|key, _| key != "threads" && key != "kernels");
         json
     };
     let one = score(&["-t", "1"]);
@@ -365,10 +369,14 @@ fn a_bench_record_has_what_a_figure_needs() {
     for pointer in [
         "/prefill/tokens_per_s",
         "/prefill/spread/0",
+        "/prefill/gb_per_s",
+        "/prefill/gmac_per_s",
         "/decode/tokens_per_s",
         "/decode/spread/1",
         "/decode/gb_per_s",
         "/decode/bytes_per_token",
+        "/threads_used/decode",
+        "/kv",
         "/logits_hash",
         "/kernels/0",
         "/machine/cpu",
@@ -394,7 +402,12 @@ fn a_bench_record_has_what_a_figure_needs() {
     assert_eq!(hash(&["-t", "3"]), record["logits_hash"]);
     assert_ne!(hash(&["--device", "reference"]), record["logits_hash"]);
     let text = bench(&[]).out;
-    assert!(text.contains("prefill 40") && text.contains("decode 6") && text.contains("GB/s"), "{text}");
+    for part in
+        ["prefill 40", "decode 6", " GB/s: ", " % of expert blocks, ", "bandwidth", "sequential; in cache"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("us/token") && record["profile"].is_null(), "{text}");
     let markdown = bench(&["--format", "markdown"]).out;
     assert!(markdown.starts_with("| what | result |\n|---|---|\n| prefill 40 | "), "{markdown}");
     let decode_only = run(["bench", plain(tiny()), "-p", "0", "-n", "2", "--json"]).expect(0).json();
@@ -407,6 +420,116 @@ fn a_bench_record_has_what_a_figure_needs() {
         prefill_only["decode"]["tokens_per_s"].is_null()
             && number(&prefill_only["prefill"]["tokens_per_s"]) > 0.0
     );
+}
+
+/// Speeds are compared with nothing here, only with each other.
+#[test]
+fn a_bench_record_has_the_bandwidth_of_the_same_run() {
+    let bench = |more: &[&str]| {
+        run(["bench", plain(tiny()), "-p", "20", "-n", "4", "--repetitions", "1", "--json"]
+            .iter()
+            .chain(more))
+        .expect(0)
+        .json()
+    };
+    let record = bench(&[]);
+    let bandwidth = &record["bandwidth"];
+    let runs = bandwidth["runs"].as_array().expect("a list");
+    assert_eq!(runs.len(), 2, "before and after");
+    for key in ["sequential_gb_per_s", "expert_blocks_gb_per_s"] {
+        let better = runs.iter().map(|run| number(&run[key])).fold(0.0, f64::max);
+        assert!(better > 0.0 && number(&bandwidth[key]) == better, "{key}: {bandwidth}");
+        let median = key.replace("_gb_per_s", "_median_gb_per_s");
+        assert!(
+            runs.iter().all(|run| (f64::MIN_POSITIVE..=number(&run[key])).contains(&number(&run[&median])))
+        );
+        let share = key.replace("_gb_per_s", "");
+        for phase in ["prefill", "decode"] {
+            let phase = &record[phase];
+            let (rate, share) = (number(&phase["gb_per_s"]), number(&phase[format!("share_of_{share}")]));
+            assert!(rate > 0.0 && (share * better / rate - 1.0).abs() < 1e-9, "{phase}");
+        }
+    }
+    // All experts of the tiny model, 32 in each of 8 layers, which caches hold.
+    let (read, block) = (number(&runs[0]["bytes_read"]), number(&bandwidth["block_bytes"]));
+    assert!(bandwidth["in_cache"] == true && block > 0.0 && read == 256.0 * block, "{bandwidth}");
+
+    let without = bench(&["--no-bandwidth"]);
+    assert!(without["bandwidth"].is_null() && without["decode"]["share_of_expert_blocks"].is_null());
+    assert!(number(&without["decode"]["gb_per_s"]) > 0.0);
+}
+
+#[test]
+fn a_bench_record_says_where_the_time_went() {
+    let bench = |more: &[&str]| {
+        let args = ["bench", plain(tiny()), "-p", "600", "-n", "3", "--repetitions", "1", "--profile"];
+        run(args.iter().chain(more)).expect(0)
+    };
+    let record = bench(&["--json"]).json();
+    let profile = &record["profile"];
+    assert_eq!(profile["timers"], true);
+    for (part, tokens) in [("prefill", 600), ("decode", 3)] {
+        let part = &profile[part];
+        assert_eq!(part["tokens"], tokens);
+        let phases = part["phases"].as_array().expect("a list");
+        let sum = |key: &str| {
+            phases.iter().map(|phase| number(&phase[key])).sum::<f64>() + number(&part["unaccounted"][key])
+        };
+        let whole = number(&part["us_per_token"]);
+        assert!(
+            (sum("us_per_token") / whole - 1.0).abs() < 1e-9 && (sum("share") - 1.0).abs() < 1e-9,
+            "{part}"
+        );
+        let reading = phases.iter().filter(|phase| number(&phase["bytes"]) > 0.0);
+        assert!(reading.clone().count() >= 5, "{part}");
+        assert!(reading.clone().all(|phase| number(&phase["share_of_expert_blocks"]) > 0.0), "{part}");
+    }
+    // What the timers count is what the sums without timers say.
+    let bytes = |part: &str, name: &str| {
+        let phases = profile[part]["phases"].as_array().expect("a list").iter();
+        phases
+            .filter(|phase| name.is_empty() || phase["name"] == name)
+            .map(|phase| number(&phase["bytes"]))
+            .sum::<f64>()
+    };
+    let cache = number(&record["decode"]["kv_bytes_per_token"]);
+    assert!((bytes("decode", "attention") / 3.0 - cache).abs() < 1.0, "{cache}: {profile}");
+    let all = number(&record["decode"]["bytes_per_token"]);
+    assert!((bytes("decode", "") / 3.0 / all - 1.0).abs() < 0.01, "{all}: {profile}");
+    assert_eq!(bytes("prefill", ""), number(&record["prefill"]["bytes"]));
+
+    let text = bench(&["--no-bandwidth"]).out;
+    for part in ["prefill, phase", "decode, phase", "us/token", "  attention ", "  unaccounted "] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let markdown = bench(&["--format", "markdown"]).out;
+    assert!(
+        markdown.contains("\n| decode, phase | us/token | share | GB/s | of expert blocks |\n|---|---:"),
+        "{markdown}"
+    );
+    let decode_only =
+        run(["bench", plain(tiny()), "-p", "0", "-n", "2", "--profile", "--json"]).expect(0).json();
+    assert!(decode_only["profile"]["prefill"].is_null() && decode_only["profile"]["decode"]["tokens"] == 2);
+
+    // The reference has no timers.
+    let reference = [
+        "bench",
+        plain(tiny()),
+        "-p",
+        "2",
+        "-n",
+        "2",
+        "--repetitions",
+        "1",
+        "--profile",
+        "--device",
+        "reference",
+    ];
+    let text = run(reference).expect(0).out;
+    assert!(text.contains("has no timers") && !text.contains("us/token"), "{text}");
+    let json = run(reference.iter().chain(&["--json"])).expect(0).json();
+    assert!(json["profile"]["timers"] == false && json["prefill"]["gb_per_s"].is_null(), "{json}");
+    assert!(number(&json["decode"]["share_of_expert_blocks"]) > 0.0, "{json}");
 }
 
 #[test]

@@ -31,6 +31,9 @@ pub(crate) fn samara() -> Command {
     command
 }
 
+/// The variable that says where caches are.
+pub(crate) const CACHES: &str = if cfg!(windows) { "LOCALAPPDATA" } else { "XDG_CACHE_HOME" };
+
 /// Takes away what changes the program's words or colours, or how it runs.
 pub(crate) fn clean(command: &mut Command) -> &mut Command {
     for name in [
@@ -45,11 +48,14 @@ pub(crate) fn clean(command: &mut Command) -> &mut Command {
         "RUST_BACKTRACE",
         "RUST_MIN_STACK",
         "TERM",
+        "XDG_CACHE_HOME",
         "XDG_RUNTIME_DIR",
         "XDG_STATE_HOME",
     ] {
         command.env_remove(name);
     }
+    // Nothing is kept between tests.
+    command.env(CACHES, "/nonexistent");
     if emulated() {
         // Without one the program starts itself again, and that would leave the emulator.
         command.env("XDG_RUNTIME_DIR", "/nonexistent");

@@ -1,231 +1,489 @@
 //! One transformer layer on the CPU.
+//!
+//! A step of one token (decode) cuts each matrix among the threads; in a step of several (prefill) a thread takes a
+//! tile of rows, or a whole expert with the tokens routed to it, so that weights are unpacked once for many tokens. What
+//! is computed is the same to the bit.
 
-use rayon::prelude::*;
-use samara_simd::{Bf16Rows, Kernels, KvSlice, TernaryRows};
+use samara_pool::{At, Chunks, Pool};
+use samara_simd::{
+    Bf16Rows, KV_PART, Kernels, PANEL_ROWS, QuantizedRows, TernaryRows, attention_state_len, padded_cols,
+};
 
-use super::scratch::{Pair, QuantizedRows, Scratch, rows_per_task};
+use super::{
+    Context,
+    cache::Cache,
+    scratch::{ActRun, PAIRS, Pair, Scratch, TILE, Worker, piece_of, quantize_rows},
+};
 use crate::{
     backend::{Limits, Step},
     error::Error,
-    kv::KvCache,
     model::Model,
-    spec::{AttnSpec, LayerSpec, MoeSpec, RopeSpec},
+    spec::{AttnSpec, LayerSpec, MoeSpec},
 };
 
-/// A layer's spec, its widened norms and its KV cache.
+/// Fewest pieces of a matrix, of 4 rows each, that are worth handing to a thread.
+const MIN_PANELS: usize = 16;
+
+/// A layer's spec, its kernels, its widened norms and its KV cache.
 pub(super) struct Layer {
     spec: LayerSpec,
+    kernels: Kernels,
     attn_norm: Vec<f32>,
     /// q and k.
     qk_norm: Option<(Vec<f32>, Vec<f32>)>,
     moe_norm: Vec<f32>,
-    pub(super) cache: KvCache,
+    /// Experts that have been asked for, by their index.
+    asked: Vec<bool>,
+    pub(super) cache: Cache,
 }
 
 impl Layer {
-    pub(super) fn new(model: &Model, spec: &LayerSpec, limits: &Limits) -> Self {
+    pub(super) fn new(model: &Model, spec: &LayerSpec, kernels: Kernels, limits: &Limits) -> Self {
         let LayerSpec { index: _, attn, moe } = spec;
         Layer {
             attn_norm: model.vector(&attn.norm.weight),
             qk_norm: attn.qk_norm.map(|norm| (model.vector(&norm.q.weight), model.vector(&norm.k.weight))),
             moe_norm: model.vector(&moe.norm.weight),
-            cache: KvCache::for_layer(attn, limits),
+            asked: vec![false; moe.n_experts],
+            cache: Cache::new(attn, limits),
+            kernels,
             spec: spec.clone(),
         }
+    }
+
+    /// The output projection of as many tokens as there is room for, some dozens at most: work to time.
+    pub(super) fn multiply(&self, model: &Model, pool: &mut Pool, scratch: &mut Scratch) {
+        let o = &self.spec.attn.o;
+        let n = scratch.tokens.len().min(PAIRS);
+        let rows = TernaryRows::from_part(model.matrix(o), o.rows, o.cols);
+        let (acts, out) = (scratch.act.rows(n, o.cols), &mut scratch.delta[..n * o.rows]);
+        matmul(pool, &mut scratch.workers, &self.kernels, &rows, &acts, &scratch.tokens[..n], out);
     }
 
     /// Updates `hidden`, `[n_tokens, hidden_size]`.
     pub(super) fn forward(
         &mut self,
-        model: &Model,
-        kernels: &Kernels,
-        scratch: &mut Scratch,
+        cx: &mut Context<'_>,
         step: &Step<'_>,
         hidden: &mut [f32],
     ) -> Result<(), Error> {
         let hidden = &mut hidden[..step.n_tokens() * self.spec.attn.o.rows];
-        self.attention(model, kernels, scratch, step, hidden);
-        self.moe(model, kernels, scratch, hidden)
+        self.project(cx, step, hidden);
+        self.attend(cx, step);
+        self.output(cx, hidden);
+        self.route(cx, hidden)?;
+        if step.n_tokens() == 1 {
+            self.experts_of_one(cx)
+        } else {
+            self.experts_of_many(cx, step.n_tokens())
+        }
+        self.combine(cx, hidden);
+        Ok(())
     }
 
-    fn attention(
-        &mut self,
-        model: &Model,
-        kernels: &Kernels,
-        scratch: &mut Scratch,
-        step: &Step<'_>,
-        hidden: &mut [f32],
-    ) {
-        let Layer { spec, attn_norm, qk_norm, moe_norm: _, cache } = self;
-        let AttnSpec { norm, qkv, qk_norm: qk_spec, o, n_heads, n_kv_heads, head_dim, rope, window: _ } =
+    /// Norm, then q, k and v, normed and rotated, and the cache.
+    fn project(&mut self, cx: &mut Context<'_>, step: &Step<'_>, hidden: &[f32]) {
+        let Layer { spec, kernels, attn_norm, qk_norm, moe_norm: _, asked: _, cache } = self;
+        let AttnSpec { norm, qkv, qk_norm: qk_spec, o: _, n_heads, n_kv_heads, head_dim, rope, window: _ } =
             &spec.attn;
-        let n_tokens = step.n_tokens();
-        let (q_len, kv_len) = (n_heads * head_dim, n_kv_heads * head_dim);
-
-        let normed = &mut scratch.normed[..hidden.len()];
-        norm_rows(kernels, hidden, attn_norm, norm.eps, normed);
-        scratch.act.quantize(kernels, normed, qkv.cols);
-        let rows = TernaryRows::from_part(model.matrix(qkv), qkv.rows, qkv.cols);
-        let qkv_out = &mut scratch.qkv[..n_tokens * qkv.rows];
-        project(kernels, &rows, &scratch.act, qkv.cols, qkv_out);
+        let (n_tokens, head_dim) = (step.n_tokens(), *head_dim);
+        let normed = Chunks::new(&mut cx.scratch.normed[..hidden.len()], qkv.cols);
+        let pieces = (normed, cx.scratch.act.pieces(n_tokens, qkv.cols));
+        let hidden = hidden.chunks_exact(qkv.cols);
+        let work = |_: &mut Worker, first: usize, (normed, act): (&mut [f32], ActRun<'_>)| {
+            for (x, out) in hidden.clone().skip(first).zip(normed.chunks_exact_mut(qkv.cols)) {
+                kernels.rms_norm(x, attn_norm, norm.eps, out);
+            }
+            quantize_rows(kernels, normed, qkv.cols, act);
+        };
+        cx.pool.run(pieces, 1, &mut cx.scratch.workers, work);
+        cx.clock.lap("norm", 0);
 
         let half = rope.map_or(0, |rope| rope.dim / 2);
         if let Some(rope) = rope {
-            angles(rope, step, &mut scratch.cos, &mut scratch.sin);
+            cx.scratch.angles.want(rope, step);
         }
-        for (i, ((slot, position, _), row)) in
-            step.tokens().zip(qkv_out.chunks_exact_mut(qkv.rows)).enumerate()
-        {
-            let (q, kv) = row.split_at_mut(q_len);
-            let (k, v) = kv.split_at_mut(kv_len);
-            let (cos, sin) = (&scratch.cos[i * half..(i + 1) * half], &scratch.sin[i * half..(i + 1) * half]);
-            let finish = |heads: &mut [f32], norm: Option<(&[f32], f32)>| {
-                for head in heads.chunks_exact_mut(*head_dim) {
-                    if let Some((weight, eps)) = norm {
-                        kernels.rms_norm_in_place(head, weight, eps);
-                    }
-                    if rope.is_some() {
-                        kernels.rope(head, cos, sin);
-                    }
-                }
+        let part = cx.model.matrix(qkv);
+        let rows = TernaryRows::from_part(part, qkv.rows, qkv.cols);
+        let acts = cx.scratch.act.rows(n_tokens, qkv.cols);
+        let tokens = &cx.scratch.tokens[..n_tokens];
+        let angles = &cx.scratch.angles;
+        let norms = qk_norm.as_ref().zip(qk_spec.as_ref());
+        let finish = |head: usize, out: &mut [f32]| {
+            let norm = if head < *n_heads {
+                norms.map(|((q, _), spec)| (q, spec.q.eps))
+            } else if head < n_heads + n_kv_heads {
+                norms.map(|((_, k), spec)| (k, spec.k.eps))
+            } else {
+                return;
             };
-            let norms = qk_norm.as_ref().zip(qk_spec.as_ref());
-            finish(q, norms.map(|((q, _), spec)| (q.as_slice(), spec.q.eps)));
-            finish(k, norms.map(|((_, k), spec)| (k.as_slice(), spec.k.eps)));
-            cache.write(slot, position, k, v);
-        }
-
-        let (cache, qkv_out) = (&*cache, &*qkv_out);
-        let context = scratch.scores.len() / n_heads;
-        let by_head = &mut scratch.by_head[..n_tokens * q_len];
-        by_head
-            .par_chunks_exact_mut(n_tokens * head_dim)
-            .zip(scratch.scores.par_chunks_exact_mut(context))
-            .enumerate()
-            .for_each(|(head, (out, scores))| {
-                let kv_head = head / (n_heads / n_kv_heads);
-                let scale = 1.0 / (*head_dim as f32).sqrt();
-                for (i, ((slot, position, _), out)) in
-                    step.tokens().zip(out.chunks_exact_mut(*head_dim)).enumerate()
-                {
-                    let q = &qkv_out[i * qkv.rows + head * head_dim..][..*head_dim];
-                    let runs = cache.visible(slot, kv_head, position);
-                    let n_keys = position + 1 - cache.first_visible(position);
-                    let segments = runs.map(|(keys, values)| KvSlice { keys, values });
-                    kernels.attention(q, &segments, scale, &mut scores[..n_keys], out);
+            for (t, x) in out.chunks_exact_mut(head_dim).enumerate() {
+                if let Some((weight, eps)) = norm {
+                    kernels.rms_norm_in_place(x, weight, eps);
                 }
-            });
-
-        // Back to [tokens, n_heads * head_dim], into the buffer that held q, k and v.
-        let mixed = &mut scratch.qkv[..n_tokens * q_len];
-        for (i, row) in mixed.chunks_exact_mut(q_len).enumerate() {
-            for (head, out) in row.chunks_exact_mut(*head_dim).enumerate() {
-                out.copy_from_slice(&by_head[(head * n_tokens + i) * head_dim..][..*head_dim]);
+                if rope.is_some() {
+                    let of = t * half..(t + 1) * half;
+                    kernels.rope(x, &angles.cos[of.clone()], &angles.sin[of]);
+                }
             }
-        }
-        scratch.act.quantize(kernels, mixed, q_len);
-        let rows = TernaryRows::from_part(model.matrix(o), o.rows, o.cols);
-        let delta = &mut scratch.delta[..hidden.len()];
-        project(kernels, &rows, &scratch.act, o.cols, delta);
-        hidden.iter_mut().zip(delta).for_each(|(h, d)| *h += *d);
+        };
+        let heads = &mut cx.scratch.qkv[..n_tokens * qkv.rows];
+        let piece = n_tokens * head_dim;
+        cx.pool.run(Chunks::new(heads, piece), 1, &mut cx.scratch.workers, |_, first, out: &mut [f32]| {
+            if n_tokens == 1 {
+                let from = first * head_dim;
+                kernels.ternary_gemv(&rows, &acts.row(0), from..from + out.len(), out);
+            }
+            for (head, out) in (first..).zip(out.chunks_exact_mut(piece)) {
+                if n_tokens > 1 {
+                    let range = head * head_dim..(head + 1) * head_dim;
+                    kernels.ternary_gemm(&rows, &acts, tokens, range, out);
+                }
+                finish(head, out);
+            }
+        });
+        cx.clock.lap("qkv", part.len());
+
+        let (q_len, kv_len) = (n_heads * piece, n_kv_heads * piece);
+        let (keys, values) = cx.scratch.qkv[q_len..q_len + 2 * kv_len].split_at(kv_len);
+        cache.write(cx.pool, &mut cx.scratch.workers, step, keys, values);
+        cx.clock.lap("kv write", 0);
     }
 
-    fn moe(
-        &self,
-        model: &Model,
-        kernels: &Kernels,
-        scratch: &mut Scratch,
-        hidden: &mut [f32],
-    ) -> Result<(), Error> {
-        let MoeSpec {
-            norm,
-            router,
-            experts,
-            n_experts: _,
-            n_used,
-            expert_size,
-            norm_topk,
-            gate_max,
-            up_abs_max,
-        } = &self.spec.moe;
-        let (hidden_size, expert_size) = (router.cols, *expert_size);
-        let n_tokens = hidden.len() / hidden_size;
-        let normed = &mut scratch.normed[..hidden.len()];
-        norm_rows(kernels, hidden, &self.moe_norm, norm.eps, normed);
-        scratch.act.quantize(kernels, normed, hidden_size);
-
-        let rows = Bf16Rows::new(model.matrix(router), router.rows, router.cols);
-        let logits = &mut scratch.router[..n_tokens * router.rows];
-        let chunk = rows_per_task(router.rows);
-        logits.par_chunks_exact_mut(router.rows).zip(normed.par_chunks_exact(hidden_size)).for_each(
-            |(out, x)| {
-                out.par_chunks_mut(chunk)
-                    .enumerate()
-                    .for_each(|(i, out)| kernels.bf16_gemv(&rows, x, i * chunk..i * chunk + out.len(), out));
-            },
-        );
-        if logits.iter().any(|logit| !logit.is_finite()) {
-            return Err(Error::NonFinite { layer: self.spec.index, what: "the router's logits" });
+    /// Fills `scratch.mixed` and its quantised rows.
+    fn attend(&mut self, cx: &mut Context<'_>, step: &Step<'_>) {
+        let Layer { spec, kernels, cache, .. } = self;
+        let AttnSpec { n_heads, n_kv_heads, head_dim, o, .. } = &spec.attn;
+        let (n_tokens, group, head_dim) = (step.n_tokens(), n_heads / n_kv_heads, *head_dim);
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let cache = &*cache;
+        let (qkv, width) = (&cx.scratch.qkv, group * head_dim);
+        let gather = |kv_head: usize, token: usize, queries: &mut [f32]| {
+            for (g, query) in queries.chunks_exact_mut(head_dim).enumerate() {
+                let from = ((kv_head * group + g) * n_tokens + token) * head_dim;
+                query.copy_from_slice(&qkv[from..from + head_dim]);
+            }
+        };
+        let len = attention_state_len(group, head_dim);
+        let parts_of = |position: usize| {
+            let first = cache.ring.first_visible(position);
+            (first, first / KV_PART..position / KV_PART + 1)
+        };
+        let run_part = |w: &mut Worker, slot, position: usize, kv_head, part: usize, state: &mut [f32]| {
+            let first = parts_of(position).0.saturating_sub(part * KV_PART);
+            let kv = cache.part(slot, kv_head, part, position + 1);
+            let (queries, weights) = (&w.queries[..width], &mut w.weights[..group * KV_PART]);
+            kernels.attention_part(queries, &kv, first, scale, weights, state);
+        };
+        let mixed = &mut cx.scratch.mixed[..n_tokens * n_heads * head_dim];
+        let mut n_keys = 0;
+        if n_tokens == 1 {
+            let (slot, position, _) = step.tokens().next().expect("a step has a token");
+            let (first, parts) = parts_of(position);
+            n_keys = position + 1 - first;
+            let states = &mut cx.scratch.states[..n_kv_heads * parts.len() * len];
+            let work = |w: &mut Worker, first: usize, states: &mut [f32]| {
+                for (i, state) in (first..).zip(states.chunks_exact_mut(len)) {
+                    let (kv_head, part) = (i / parts.len(), parts.start + i % parts.len());
+                    gather(kv_head, 0, &mut w.queries[..width]);
+                    run_part(w, slot, position, kv_head, part, state);
+                }
+            };
+            cx.pool.run(Chunks::new(states, len), 1, &mut cx.scratch.workers, work);
+            for (states, out) in states.chunks_exact_mut(parts.len() * len).zip(mixed.chunks_exact_mut(width))
+            {
+                let (state, rest) = states.split_at_mut(len);
+                rest.chunks_exact(len).for_each(|part| kernels.attention_merge(state, part, head_dim));
+                kernels.attention_finish(state, head_dim, out);
+            }
+        } else {
+            let work = |w: &mut Worker, first: usize, out: &mut [f32]| {
+                let (mut state, mut part_state) = (std::mem::take(&mut w.state), std::mem::take(&mut w.part));
+                for (i, out) in (first..).zip(out.chunks_exact_mut(width)) {
+                    let (kv_head, token) = (i / n_tokens, i % n_tokens);
+                    let (slot, position) = cx.scratch.rows[token];
+                    gather(kv_head, token, &mut w.queries[..width]);
+                    let (_, parts) = parts_of(position);
+                    run_part(w, slot, position, kv_head, parts.start, &mut state[..len]);
+                    for part in parts.skip(1) {
+                        run_part(w, slot, position, kv_head, part, &mut part_state[..len]);
+                        kernels.attention_merge(&mut state[..len], &part_state[..len], head_dim);
+                    }
+                    kernels.attention_finish(&state[..len], head_dim, out);
+                }
+                (w.state, w.part) = (state, part_state);
+            };
+            cx.pool.run(Chunks::new(mixed, width), 8, &mut cx.scratch.workers, work);
         }
+        cx.clock.lap("attention", n_keys * cache.bytes_per_position());
 
-        let pairs = &mut scratch.pairs[..n_tokens * n_used];
-        for (token, (logits, pairs)) in
-            (0u32..).zip(logits.chunks_exact_mut(router.rows).zip(pairs.chunks_exact_mut(*n_used)))
-        {
-            kernels.top_k_router(logits, *norm_topk, &mut scratch.experts, &mut scratch.weights);
-            for ((pair, &expert), &weight) in pairs.iter_mut().zip(&scratch.experts).zip(&scratch.weights) {
-                *pair = Pair { expert, token, weight };
+        let (mixed, q_len) = (&*mixed, o.cols);
+        let work = |w: &mut Worker, first: usize, act: ActRun<'_>| {
+            let (q, scales, offsets) = act;
+            let n = q.len() / padded_cols(q_len);
+            let rows = q
+                .chunks_exact_mut(q.len() / n)
+                .zip(scales.chunks_exact_mut(scales.len() / n))
+                .zip(offsets.chunks_exact_mut(offsets.len() / n));
+            for (token, ((q, scales), offsets)) in (first..).zip(rows) {
+                let row = &mut w.row[..q_len];
+                for (kv_head, row) in row.chunks_exact_mut(width).enumerate() {
+                    row.copy_from_slice(&mixed[(kv_head * n_tokens + token) * width..][..width]);
+                }
+                kernels.quantize(row, q, scales, offsets);
+            }
+        };
+        cx.pool.run(cx.scratch.act.pieces(n_tokens, q_len), 1, &mut cx.scratch.workers, work);
+        cx.clock.lap("norm", 0);
+    }
+
+    /// The output projection, added to `hidden`; then the norm for the experts, and its quantised rows.
+    fn output(&mut self, cx: &mut Context<'_>, hidden: &mut [f32]) {
+        let Layer { spec, kernels, moe_norm, .. } = self;
+        let (o, eps) = (&spec.attn.o, spec.moe.norm.eps);
+        let n_tokens = hidden.len() / o.rows;
+        let part = cx.model.matrix(o);
+        let rows = TernaryRows::from_part(part, o.rows, o.cols);
+        let acts = cx.scratch.act.rows(n_tokens, o.cols);
+        let delta = &mut cx.scratch.delta[..hidden.len()];
+        matmul(
+            cx.pool,
+            &mut cx.scratch.workers,
+            kernels,
+            &rows,
+            &acts,
+            &cx.scratch.tokens[..n_tokens],
+            delta,
+        );
+        cx.clock.lap("o", part.len());
+
+        let delta = &*delta;
+        let normed = Chunks::new(&mut cx.scratch.normed[..hidden.len()], o.rows);
+        let pieces = (Chunks::new(hidden, o.rows), normed, cx.scratch.act.pieces(n_tokens, o.rows));
+        type Run<'a> = (&'a mut [f32], &'a mut [f32], ActRun<'a>);
+        let work = |_: &mut Worker, first: usize, (hidden, normed, act): Run<'_>| {
+            let rows = hidden.chunks_exact_mut(o.rows).zip(normed.chunks_exact_mut(o.rows));
+            for (token, (hidden, normed)) in (first..).zip(rows) {
+                for (tile, hidden) in hidden.chunks_mut(TILE).enumerate() {
+                    let from = tile * TILE * n_tokens + token * hidden.len();
+                    hidden.iter_mut().zip(&delta[from..]).for_each(|(h, d)| *h += d);
+                }
+                kernels.rms_norm(hidden, moe_norm, eps, normed);
+            }
+            quantize_rows(kernels, normed, o.rows, act);
+        };
+        cx.pool.run(pieces, 1, &mut cx.scratch.workers, work);
+        cx.clock.lap("norm", 0);
+    }
+
+    /// Which experts: `scratch.pairs` and `place`.
+    fn route(&mut self, cx: &mut Context<'_>, hidden: &[f32]) -> Result<(), Error> {
+        let Layer { spec, kernels, asked, .. } = self;
+        let MoeSpec { router, experts: tensor, n_used, norm_topk, .. } = &spec.moe;
+        let n_tokens = hidden.len() / router.cols;
+        let part = cx.model.matrix(router);
+        let rows = Bf16Rows::new(part, router.rows, router.cols);
+        let logits = &mut cx.scratch.router[..n_tokens * router.rows];
+        let (x, workers) = (&cx.scratch.normed[..hidden.len()], &mut cx.scratch.workers);
+        if n_tokens == 1 {
+            let pieces = Chunks::new(&mut *logits, PANEL_ROWS);
+            cx.pool.run(pieces, 4, workers, |_, first, out: &mut [f32]| {
+                let from = first * PANEL_ROWS;
+                kernels.bf16_gemv(&rows, x, from..from + out.len(), out);
+            });
+        } else {
+            let pieces = Chunks::new(&mut *logits, router.rows);
+            cx.pool.run(pieces, 16, workers, |_, first, out: &mut [f32]| {
+                let n = out.len() / router.rows;
+                kernels.bf16_gemm(&rows, &x[first * router.cols..][..n * router.cols], 0..router.rows, out);
+            });
+        }
+        if logits.iter().any(|logit| !logit.is_finite()) {
+            return Err(Error::NonFinite { layer: spec.index, what: "the router's logits" });
+        }
+        cx.clock.lap("router", part.len());
+
+        let n_pairs = n_tokens * n_used;
+        let pieces = (
+            Chunks::new(logits, router.rows),
+            Chunks::new(&mut cx.scratch.experts[..n_pairs], *n_used),
+            Chunks::new(&mut cx.scratch.weights[..n_pairs], *n_used),
+        );
+        type Run<'a> = (&'a mut [f32], &'a mut [u32], &'a mut [f32]);
+        cx.pool.run(pieces, 1, workers, |_, _, (logits, experts, weights): Run<'_>| {
+            let chosen = experts.chunks_exact_mut(*n_used).zip(weights.chunks_exact_mut(*n_used));
+            for (logits, (experts, weights)) in logits.chunks_exact_mut(router.rows).zip(chosen) {
+                kernels.top_k_router(logits, *norm_topk, experts, weights);
+            }
+        });
+        let chosen = cx.scratch.experts.iter().zip(&cx.scratch.weights);
+        let pairs = &mut cx.scratch.pairs[..n_pairs];
+        for ((i, pair), (&expert, &weight)) in (0..).zip(&mut *pairs).zip(chosen) {
+            *pair = Pair { expert, token: i / *n_used as u32, weight };
+        }
+        sort_by_expert(pairs, &mut cx.scratch.place[..n_pairs], &mut cx.scratch.bounds, *n_used);
+        // All of a layer's experts at once, before the first is waited for.
+        for pair in pairs.chunk_by(|a, b| a.expert == b.expert).map(|pairs| pairs[0]) {
+            if !std::mem::replace(&mut asked[pair.expert as usize], true) {
+                cx.model.will_need_expert(*tensor, pair.expert as usize);
             }
         }
-        let place = &mut scratch.place[..pairs.len()];
-        sort_by_expert(pairs, place, *n_used);
-
-        let (pairs, act) = (&*pairs, &scratch.act);
-        let expert_rows = |pair: &Pair, part: usize, rows: usize, cols: usize| {
-            TernaryRows::from_part(model.expert(*experts, pair.expert as usize, part), rows, cols)
-        };
-        let chunk = rows_per_task(expert_size);
-        let gate_up = &mut scratch.gate_up[..pairs.len() * 2 * expert_size];
-        gate_up.par_chunks_exact_mut(expert_size).enumerate().for_each(|(i, out)| {
-            let pair = &pairs[i / 2];
-            let rows = expert_rows(pair, i % 2, expert_size, hidden_size);
-            rows_in_tasks(kernels, &rows, act, pair.token as usize, hidden_size, chunk, out);
-        });
-        let inner = &mut scratch.inner[..pairs.len() * expert_size];
-        gate_up.par_chunks_exact(2 * expert_size).zip(inner.par_chunks_exact_mut(expert_size)).for_each(
-            |(gate_up, inner)| {
-                let (gate, up) = gate_up.split_at(expert_size);
-                kernels.swiglu_clamped(gate, up, *gate_max, *up_abs_max, inner);
-            },
-        );
-        scratch.inner_act.quantize(kernels, inner, expert_size);
-        let inner_act = &scratch.inner_act;
-        let chunk = rows_per_task(hidden_size);
-        let y = &mut scratch.y[..pairs.len() * hidden_size];
-        y.par_chunks_exact_mut(hidden_size).enumerate().for_each(|(i, out)| {
-            let rows = expert_rows(&pairs[i], 2, hidden_size, expert_size);
-            rows_in_tasks(kernels, &rows, inner_act, i, expert_size, chunk, out);
-        });
-
-        // Experts of a token in the router's order, whatever else the step holds.
-        let y = &*y;
-        hidden.par_chunks_exact_mut(hidden_size).zip(place.par_chunks_exact(*n_used)).for_each(
-            |(hidden, place)| {
-                for (column, h) in hidden.iter_mut().enumerate() {
-                    let sum = place.iter().fold(0.0, |sum, &i| {
-                        sum + pairs[i as usize].weight * y[i as usize * hidden_size + column]
-                    });
-                    *h += sum;
-                }
-            },
-        );
+        cx.clock.lap("top-k", 0);
         Ok(())
+    }
+
+    /// One token through its experts, whose rows are shared out: `scratch.y`.
+    fn experts_of_one(&mut self, cx: &mut Context<'_>) {
+        let Layer { spec, kernels, .. } = self;
+        let MoeSpec { router, experts, n_used, expert_size, gate_max, up_abs_max, .. } = &spec.moe;
+        let (hidden_size, expert_size) = (router.cols, *expert_size);
+        let (pairs, model) = (&cx.scratch.pairs[..*n_used], cx.model);
+        let part = |pair: usize, part: usize| model.expert(*experts, pairs[pair].expert as usize, part);
+        let act = cx.scratch.act.row(0, hidden_size);
+        let inner = &mut cx.scratch.inner[..n_used * expert_size];
+        let piece = piece_of(expert_size);
+        cx.pool.run(
+            Chunks::new(&mut *inner, piece),
+            1,
+            &mut cx.scratch.workers,
+            |w, first, run: &mut [f32]| {
+                for_each_expert(first * piece, run, expert_size, |pair, from, out| {
+                    let (gate, up) = (&mut w.gate[..out.len()], &mut w.up[..out.len()]);
+                    for (i, out) in [(0, &mut *gate), (1, &mut *up)] {
+                        let rows = TernaryRows::from_part(part(pair, i), expert_size, hidden_size);
+                        kernels.ternary_gemv(&rows, &act, from..from + out.len(), out);
+                    }
+                    kernels.swiglu_clamped(gate, up, *gate_max, *up_abs_max, out);
+                });
+            },
+        );
+        let bytes = |i: usize| n_used * part(0, i).len();
+        cx.clock.lap("gate, up", bytes(0) + bytes(1));
+        cx.scratch.inner_act.quantize(kernels, inner, expert_size);
+        cx.clock.lap("norm", 0);
+        let acts = cx.scratch.inner_act.rows(*n_used, expert_size);
+        let y = &mut cx.scratch.y[..n_used * hidden_size];
+        let piece = piece_of(hidden_size);
+        cx.pool.run(Chunks::new(y, piece), 1, &mut cx.scratch.workers, |_, first, run: &mut [f32]| {
+            for_each_expert(first * piece, run, hidden_size, |pair, from, out| {
+                let rows = TernaryRows::from_part(part(pair, 2), hidden_size, expert_size);
+                kernels.ternary_gemv(&rows, &acts.row(pair), from..from + out.len(), out);
+            });
+        });
+        cx.clock.lap("down", bytes(2));
+    }
+
+    /// Each chosen expert with the tokens routed to it: `scratch.y`.
+    fn experts_of_many(&mut self, cx: &mut Context<'_>, n_tokens: usize) {
+        let Layer { spec, kernels, .. } = self;
+        let MoeSpec { router, experts, n_used, expert_size, gate_max, up_abs_max, .. } = &spec.moe;
+        let (hidden_size, expert_size) = (router.cols, *expert_size);
+        let (pairs, bounds, model) = (&cx.scratch.pairs[..n_tokens * n_used], &cx.scratch.bounds, cx.model);
+        let acts = cx.scratch.act.rows(n_tokens, hidden_size);
+        let y = At::new(&mut cx.scratch.y[..pairs.len() * hidden_size], bounds, hidden_size);
+        cx.pool.run(y, 1, &mut cx.scratch.workers, |w, first, mut out: &mut [f32]| {
+            for i in first.. {
+                if out.is_empty() {
+                    break;
+                }
+                let pairs = &pairs[bounds[i] as usize..bounds[i + 1] as usize];
+                let part = |part: usize, rows: usize, cols: usize| {
+                    TernaryRows::from_part(model.expert(*experts, pairs[0].expert as usize, part), rows, cols)
+                };
+                let [gate, up] = [part(0, expert_size, hidden_size), part(1, expert_size, hidden_size)];
+                let down = part(2, hidden_size, expert_size);
+                for pairs in pairs.chunks(PAIRS) {
+                    let (y, rest) = out.split_at_mut(pairs.len() * hidden_size);
+                    out = rest;
+                    let Worker { gate: gate_out, up: up_out, row: inner, act, tokens, .. } = &mut *w;
+                    let tokens = &mut tokens[..pairs.len()];
+                    tokens.iter_mut().zip(pairs).for_each(|(token, pair)| *token = pair.token);
+                    let len = pairs.len() * expert_size;
+                    let (gate_out, up_out, inner) =
+                        (&mut gate_out[..len], &mut up_out[..len], &mut inner[..len]);
+                    kernels.ternary_gemm(&gate, &acts, tokens, 0..expert_size, gate_out);
+                    kernels.ternary_gemm(&up, &acts, tokens, 0..expert_size, up_out);
+                    kernels.swiglu_clamped(gate_out, up_out, *gate_max, *up_abs_max, inner);
+                    act.quantize(kernels, inner, expert_size);
+                    tokens.iter_mut().zip(0..).for_each(|(token, i)| *token = i);
+                    let acts = act.rows(pairs.len(), expert_size);
+                    kernels.ternary_gemm(&down, &acts, tokens, 0..hidden_size, y);
+                }
+            }
+        });
+        let bytes: usize = (0..3).map(|i| model.expert(*experts, 0, i).len()).sum();
+        cx.clock.lap("experts", (bounds.len() - 1) * bytes);
+    }
+
+    /// Adds the experts' outputs to `hidden`: those of a token in the router's order, whatever else the step holds.
+    fn combine(&mut self, cx: &mut Context<'_>, hidden: &mut [f32]) {
+        let MoeSpec { router, n_used, .. } = &self.spec.moe;
+        let hidden_size = router.cols;
+        let (pairs, place, y) = (&cx.scratch.pairs, &cx.scratch.place, &cx.scratch.y);
+        let pieces = Chunks::new(hidden, hidden_size);
+        cx.pool.run(pieces, 1, &mut cx.scratch.workers, |w, first, hidden: &mut [f32]| {
+            let places = place.chunks_exact(*n_used).skip(first);
+            for (hidden, place) in hidden.chunks_exact_mut(hidden_size).zip(places) {
+                let sum = &mut w.row[..hidden_size];
+                sum.fill(0.0);
+                for &i in place {
+                    let weight = pairs[i as usize].weight;
+                    let y = &y[i as usize * hidden_size..][..hidden_size];
+                    sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += weight * y);
+                }
+                hidden.iter_mut().zip(sum).for_each(|(h, sum)| *h += *sum);
+            }
+        });
+        cx.clock.lap("combine", 0);
     }
 }
 
-/// Orders pairs by expert, so that its weights are read once while they are in cache, and notes where
-/// each went: `place[token * n_used + rank]`.
-fn sort_by_expert(pairs: &mut [Pair], place: &mut [u32], n_used: usize) {
+/// `out` from all rows, in tiles of [`TILE`] rows: `[tiles, tokens.len(), rows of the tile]`.
+fn matmul(
+    pool: &mut Pool,
+    workers: &mut [Worker],
+    kernels: &Kernels,
+    rows: &TernaryRows<'_>,
+    acts: &QuantizedRows<'_>,
+    tokens: &[u32],
+    out: &mut [f32],
+) {
+    if tokens.len() == 1 {
+        let act = acts.row(0);
+        pool.run(Chunks::new(out, PANEL_ROWS), MIN_PANELS, workers, |_, first, out: &mut [f32]| {
+            let from = first * PANEL_ROWS;
+            kernels.ternary_gemv(rows, &act, from..from + out.len(), out);
+        });
+        return;
+    }
+    let piece = TILE * tokens.len();
+    pool.run(Chunks::new(out, piece), 1, workers, |_, first, out: &mut [f32]| {
+        for (tile, out) in (first..).zip(out.chunks_mut(piece)) {
+            let from = tile * TILE;
+            kernels.ternary_gemm(rows, acts, tokens, from..from + out.len() / tokens.len(), out);
+        }
+    });
+}
+
+/// Cuts a run that begins at element `at` where experts of `size` elements meet: `work(expert, first element, part)`.
+fn for_each_expert(
+    at: usize,
+    mut run: &mut [f32],
+    size: usize,
+    mut work: impl FnMut(usize, usize, &mut [f32]),
+) {
+    let mut at = at;
+    while !run.is_empty() {
+        let (part, rest) = run.split_at_mut(run.len().min(size - at % size));
+        let len = part.len();
+        work(at / size, at % size, part);
+        (at, run) = (at + len, rest);
+    }
+}
+
+/// Orders pairs by expert, so that its weights are read once while they are in cache, and notes where each went,
+/// `place[token * n_used + rank]`, and where each expert's pairs begin.
+fn sort_by_expert(pairs: &mut [Pair], place: &mut [u32], bounds: &mut Vec<u32>, n_used: usize) {
     let key = |pair: &Pair| (pair.expert, pair.token);
     // Until it is looked up below, each place holds its pair's expert.
     place.iter_mut().zip(&*pairs).for_each(|(slot, pair)| *slot = pair.expert);
@@ -236,49 +494,11 @@ fn sort_by_expert(pairs: &mut [Pair], place: &mut [u32], n_used: usize) {
             *slot = at.expect("every pair is in the sorted list") as u32;
         }
     }
-}
-
-/// `x` and `out` are `[n, weight.len()]`.
-fn norm_rows(kernels: &Kernels, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    x.par_chunks_exact(weight.len())
-        .zip(out.par_chunks_exact_mut(weight.len()))
-        .for_each(|(x, out)| kernels.rms_norm(x, weight, eps, out));
-}
-
-/// `out`, `[n, rows]`, from the first n rows of `act`.
-fn project(kernels: &Kernels, rows: &TernaryRows<'_>, act: &QuantizedRows, cols: usize, out: &mut [f32]) {
-    let chunk = rows_per_task(rows.rows());
-    out.par_chunks_exact_mut(rows.rows())
-        .enumerate()
-        .for_each(|(i, out)| rows_in_tasks(kernels, rows, act, i, cols, chunk, out));
-}
-
-/// `out`, `[rows]`, from row `i` of `act`, in tasks of `chunk` rows.
-fn rows_in_tasks(
-    kernels: &Kernels,
-    rows: &TernaryRows<'_>,
-    act: &QuantizedRows,
-    i: usize,
-    cols: usize,
-    chunk: usize,
-    out: &mut [f32],
-) {
-    let act = act.row(i, cols);
-    out.par_chunks_mut(chunk).enumerate().for_each(|(task, out)| {
-        kernels.ternary_gemv(rows, &act, task * chunk..task * chunk + out.len(), out);
-    });
-}
-
-/// Cosines and sines of the step's positions, `[n_tokens, dim / 2]`, angles in f64.
-fn angles(rope: &RopeSpec, step: &Step<'_>, cos: &mut [f32], sin: &mut [f32]) {
-    let RopeSpec { theta, dim } = *rope;
-    let half = dim / 2;
-    for ((_, position, _), (cos, sin)) in
-        step.tokens().zip(cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half)))
-    {
-        for (i, (cos, sin)) in cos.iter_mut().zip(sin).enumerate() {
-            let angle = position as f64 * theta.powf(-2.0 * i as f64 / dim as f64);
-            (*sin, *cos) = (angle.sin() as f32, angle.cos() as f32);
-        }
+    bounds.clear();
+    bounds.push(0);
+    let mut end = 0;
+    for of_one in pairs.chunk_by(|a, b| a.expert == b.expert) {
+        end += of_one.len() as u32;
+        bounds.push(end);
     }
 }

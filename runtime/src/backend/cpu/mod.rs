@@ -1,27 +1,37 @@
 //! The CPU backend: int8 activations against packed weights, through the kernels that
-//! [`samara_simd::Kernels`] has for this machine, rows shared out over a rayon pool.
+//! [`samara_simd::Kernels`] has for this machine, rows shared out over a pool of threads.
 //!
 //! Every row of every matrix is computed by one thread in one order, so results do not depend on the
 //! number of threads, on the batch, or on the instruction set.
 
+mod cache;
+mod choose;
+mod clock;
+mod head;
 mod layer;
 mod scratch;
+mod threads;
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
 
-use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
-use samara_simd::{Affine4Rows, Kernels, Op};
+use samara_pool::Pool;
+use samara_simd::{Isa, Kernels, Op, PANEL_ROWS};
 
 use self::{
+    clock::Clock,
+    head::{Head, embed},
     layer::Layer,
     scratch::{Scratch, Sizes},
+    threads::DecodeThreads,
 };
-use super::{Activations, Backend, Footprint, KernelId, Limits, Segment, Step, check_head_input};
+use super::{Activations, Backend, Footprint, KernelId, Limits, Phase, Placed, Segment, Step, Threads};
 use crate::{
     error::Error,
-    kv,
     model::Model,
-    spec::{BlockSpec, EmbedSpec, HeadSpec},
+    spec::{BlockSpec, EmbedSpec, LayerSpec},
 };
 
 /// More than any machine's cores: a number beyond it is a slip, and starting the threads would stall the machine.
@@ -30,7 +40,7 @@ const MAX_THREADS: usize = 1024;
 /// The backend; threads are started for its first segment.
 pub(super) struct Cpu {
     kernels: Kernels,
-    pool: OnceLock<Arc<ThreadPool>>,
+    pool: OnceLock<Arc<Mutex<Pool>>>,
 }
 
 impl Cpu {
@@ -39,7 +49,7 @@ impl Cpu {
     }
 
     /// The threads, shared by all segments of this backend.
-    fn pool(&self, threads: usize) -> Result<Arc<ThreadPool>, Error> {
+    fn pool(&self, threads: usize) -> Result<Arc<Mutex<Pool>>, Error> {
         if let Some(pool) = self.pool.get() {
             return Ok(Arc::clone(pool));
         }
@@ -47,11 +57,45 @@ impl Cpu {
         if threads > MAX_THREADS {
             return Err(fails(format!("at most {MAX_THREADS} are of use")));
         }
-        let pool =
-            ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("samara-{i}")).build();
-        let pool = pool.map_err(|error| fails(error.to_string()))?;
-        Ok(Arc::clone(self.pool.get_or_init(|| Arc::new(pool))))
+        let pool = Pool::new(threads).map_err(|error| fails(error.to_string()))?;
+        Ok(Arc::clone(self.pool.get_or_init(|| Arc::new(Mutex::new(pool)))))
     }
+}
+
+/// Operations that run a block.
+fn ops(spec: &BlockSpec) -> &'static [Op] {
+    match spec {
+        BlockSpec::Embed(_) => &[Op::Affine4Row],
+        BlockSpec::Layer(_) => &[
+            Op::RmsNorm,
+            Op::RmsNormInPlace,
+            Op::Quantize,
+            Op::TernaryGemv,
+            Op::TernaryGemm,
+            Op::Rope,
+            Op::AttentionPart,
+            Op::AttentionMerge,
+            Op::AttentionFinish,
+            Op::Bf16Gemv,
+            Op::Bf16Gemm,
+            Op::TopKRouter,
+            Op::SwigluClamped,
+        ],
+        BlockSpec::Head(_) => &[Op::RmsNorm, Op::Quantize, Op::Affine4Gemv, Op::Affine4Gemm],
+    }
+}
+
+/// Names of the kernels that run a block.
+fn ids(spec: &BlockSpec, kernels: &Kernels) -> Vec<KernelId> {
+    ops(spec).iter().map(|op| KernelId::new(op.name(), kernels.id(*op).isa.name())).collect()
+}
+
+/// `kernels` with those that have been chosen for a block; `None` if one of them does not run here.
+fn table(kernels: Kernels, spec: &BlockSpec, chosen: &[KernelId]) -> Option<Kernels> {
+    ops(spec).iter().zip(chosen).try_fold(kernels, |kernels, (op, id)| {
+        let isa: Isa = id.variant().parse().ok()?;
+        Some(kernels.with(*op, &Kernels::for_isa(isa).ok()?))
+    })
 }
 
 impl Backend for Cpu {
@@ -60,154 +104,174 @@ impl Backend for Cpu {
     }
 
     fn supports(&self, spec: &BlockSpec) -> Result<Vec<KernelId>, String> {
-        let ops: &[Op] = match spec {
-            BlockSpec::Embed(_) => &[Op::Affine4Row],
-            BlockSpec::Layer(_) => &[
-                Op::RmsNorm,
-                Op::RmsNormInPlace,
-                Op::Quantize,
-                Op::TernaryGemv,
-                Op::Rope,
-                Op::Attention,
-                Op::Bf16Gemv,
-                Op::TopKRouter,
-                Op::SwigluClamped,
-            ],
-            BlockSpec::Head(_) => &[Op::RmsNorm, Op::Quantize, Op::Affine4Gemv],
-        };
-        let id = |op: &Op| KernelId::new(op.name(), self.kernels.id(*op).isa.name());
-        Ok(ops.iter().map(id).collect())
+        if let BlockSpec::Layer(layer) = spec {
+            for (what, rows) in [("head_dim", layer.attn.head_dim), ("expert_size", layer.moe.expert_size)] {
+                if !rows.is_multiple_of(PANEL_ROWS) {
+                    return Err(format!("{what} is {rows}, which is not a multiple of {PANEL_ROWS}"));
+                }
+            }
+        }
+        Ok(ids(spec, &self.kernels))
+    }
+
+    fn shape(&self, spec: &BlockSpec) -> String {
+        choose::shape(spec)
+    }
+
+    fn measure(&self, model: &Model, spec: &BlockSpec, _: Vec<KernelId>) -> Vec<KernelId> {
+        ids(spec, &choose::fastest(model, spec, self.kernels))
+    }
+
+    fn accepts(&self, spec: &BlockSpec, kernels: &[KernelId]) -> bool {
+        let named = ops(spec).iter().map(|op| op.name()).eq(kernels.iter().map(KernelId::op));
+        named && table(self.kernels, spec, kernels).is_some()
     }
 
     fn footprint(&self, blocks: &[BlockSpec], hidden_size: usize, limits: &Limits) -> Footprint {
-        Footprint { kv: kv::bytes_of(blocks, limits), scratch: Sizes::of(blocks, hidden_size).bytes(limits) }
+        Footprint {
+            kv: cache::bytes_of(blocks, limits),
+            scratch: Sizes::of(blocks, hidden_size).bytes(limits),
+        }
     }
 
     fn compile(
         &self,
         model: &Arc<Model>,
-        blocks: &[BlockSpec],
+        placed: &[Placed<'_>],
         limits: &Limits,
     ) -> Result<Box<dyn Segment>, Error> {
         let pool = self.pool(limits.threads)?;
-        let sizes = Sizes::of(blocks, model.architecture().hidden_size);
-        let blocks = blocks
+        // What every token reads is asked for now, experts when they are first chosen, and nothing else is read.
+        model.file().random_access();
+        for (block, _) in placed {
+            match block {
+                BlockSpec::Embed(_) => {}
+                BlockSpec::Layer(LayerSpec { index: _, attn, moe }) => {
+                    [&attn.qkv, &attn.o, &moe.router].into_iter().for_each(|matrix| model.will_need(matrix));
+                }
+                BlockSpec::Head(head) => model.will_need(&head.weight),
+            }
+        }
+        let specs: Vec<_> = placed.iter().map(|(spec, _)| (*spec).clone()).collect();
+        let sizes = Sizes::of(&specs, model.architecture().hidden_size);
+        let blocks = placed
             .iter()
-            .map(|block| {
+            .map(|(block, chosen)| {
+                let kernels = table(self.kernels, block, chosen).unwrap_or(self.kernels);
                 Ok(match block {
-                    BlockSpec::Embed(spec) => Block::Embed(spec.clone()),
-                    BlockSpec::Layer(spec) => Block::Layer(Box::new(Layer::new(model, spec, limits))),
-                    BlockSpec::Head(spec) => Block::Head(Head::new(model, spec)?),
+                    BlockSpec::Embed(spec) => Block::Embed(spec.clone(), kernels),
+                    BlockSpec::Layer(spec) => {
+                        Block::Layer(Box::new(Layer::new(model, spec, kernels, limits)))
+                    }
+                    BlockSpec::Head(spec) => Block::Head(Head::new(model, spec, kernels)?),
                 })
             })
             .collect::<Result<_, Error>>()?;
-        let scratch = Scratch::new(&sizes, limits);
-        Ok(Box::new(CpuSegment { model: Arc::clone(model), kernels: self.kernels, pool, blocks, scratch }))
+        let mut segment = CpuSegment {
+            model: Arc::clone(model),
+            pool,
+            blocks,
+            scratch: Scratch::new(&sizes, limits),
+            clock: Clock::default(),
+            decode: DecodeThreads::new(limits.threads, limits.fewer_threads),
+            prefill: limits.threads,
+        };
+        if limits.fewer_threads {
+            segment.measure_prefill_threads();
+        }
+        Ok(Box::new(segment))
     }
 }
 
 enum Block {
-    Embed(EmbedSpec),
+    Embed(EmbedSpec, Kernels),
     Layer(Box<Layer>),
     Head(Head),
 }
 
 struct CpuSegment {
     model: Arc<Model>,
-    kernels: Kernels,
-    pool: Arc<ThreadPool>,
+    pool: Arc<Mutex<Pool>>,
     blocks: Vec<Block>,
     scratch: Scratch,
+    clock: Clock,
+    decode: DecodeThreads,
+    /// Threads for steps of several tokens.
+    prefill: usize,
+}
+
+impl CpuSegment {
+    /// Takes half of the threads for prefill if a matrix times many tokens says so.
+    fn measure_prefill_threads(&mut self) {
+        const TURNS: usize = 3;
+        let CpuSegment { model, pool, blocks, scratch, prefill, .. } = self;
+        let layer =
+            blocks.iter().find_map(|block| if let Block::Layer(layer) = block { Some(layer) } else { None });
+        let pool = &mut *pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let half = prefill.div_ceil(2);
+        let Some(layer) = layer.filter(|_| half < *prefill) else { return };
+        let mut tried = [(*prefill, Duration::MAX), (half, Duration::MAX)];
+        for _ in 0..TURNS {
+            for (threads, best) in &mut tried {
+                pool.set_active(*threads);
+                let started = Instant::now();
+                layer.multiply(model, pool, scratch);
+                *best = (*best).min(started.elapsed());
+            }
+        }
+        *prefill = threads::best(&tried);
+    }
+}
+
+/// What every block of a segment computes with.
+struct Context<'a> {
+    model: &'a Model,
+    pool: &'a mut Pool,
+    scratch: &'a mut Scratch,
+    clock: &'a mut Clock,
 }
 
 impl Segment for CpuSegment {
     fn forward(&mut self, step: &Step<'_>, io: &mut Activations) -> Result<(), Error> {
-        let CpuSegment { model, kernels, pool, blocks, scratch } = self;
-        pool.install(|| {
-            for block in blocks {
-                match block {
-                    Block::Embed(spec) => embed(model, kernels, spec, step, &mut io.hidden),
-                    Block::Layer(layer) => layer.forward(model, kernels, scratch, step, &mut io.hidden)?,
-                    Block::Head(head) => head.forward(model, kernels, scratch, step, io)?,
-                }
+        let CpuSegment { model, pool, blocks, scratch, clock, decode, prefill } = self;
+        // A panic in a step leaves the threads as they were.
+        let pool = &mut *pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let one = step.n_tokens() == 1;
+        pool.set_active(if one { decode.next() } else { *prefill });
+        let started = Instant::now();
+        scratch.begin(step);
+        clock.start();
+        let mut cx = Context { model, pool, scratch, clock };
+        for block in blocks {
+            match block {
+                Block::Embed(spec, kernels) => embed(&mut cx, kernels, spec, step, &mut io.hidden),
+                Block::Layer(layer) => layer.forward(&mut cx, step, &mut io.hidden)?,
+                Block::Head(head) => head.forward(&mut cx, step, io)?,
             }
-            Ok(())
-        })
+        }
+        if one {
+            decode.done(started);
+        }
+        Ok(())
     }
 
     fn rewind(&mut self, slot: usize, len: usize) -> bool {
         let mut kept = true;
         for block in &mut self.blocks {
             if let Block::Layer(layer) = block {
-                kept &= layer.cache.rewind(slot, len);
+                kept &= layer.cache.ring.rewind(slot, len);
             }
         }
         kept
     }
-}
 
-fn embed(model: &Model, kernels: &Kernels, spec: &EmbedSpec, step: &Step<'_>, hidden: &mut [f32]) {
-    let EmbedSpec { weight } = spec;
-    let rows = Affine4Rows::new(model.matrix(weight), weight.rows, weight.cols);
-    for ((_, _, token), out) in step.tokens().zip(hidden.chunks_exact_mut(weight.cols)) {
-        kernels.affine4_row(&rows, token as usize, out);
-    }
-}
-
-struct Head {
-    spec: HeadSpec,
-    norm: Vec<f32>,
-    /// Row of the weight that holds a token's logit, when rows are not in token order.
-    row_of: Option<Vec<u32>>,
-}
-
-impl Head {
-    fn new(model: &Model, spec: &HeadSpec) -> Result<Self, Error> {
-        let HeadSpec { norm, weight: _, token_map } = spec;
-        let row_of = match token_map {
-            Some(map) => {
-                let map = model.token_map(map)?;
-                let mut row_of = vec![0; map.len()];
-                map.iter().zip(0..).for_each(|(&token, row)| row_of[token as usize] = row);
-                Some(row_of)
-            }
-            None => None,
-        };
-        Ok(Head { norm: model.vector(&norm.weight), row_of, spec: spec.clone() })
+    fn threads(&self) -> Option<Threads> {
+        Some(Threads { decode: self.decode.next(), prefill: self.prefill })
     }
 
-    fn forward(
-        &self,
-        model: &Model,
-        kernels: &Kernels,
-        scratch: &mut Scratch,
-        step: &Step<'_>,
-        io: &mut Activations,
-    ) -> Result<(), Error> {
-        let HeadSpec { norm, weight, token_map: _ } = &self.spec;
-        let rows = Affine4Rows::new(model.matrix(weight), weight.rows, weight.cols);
-        for (row, logits) in step.logit_rows().zip(io.logits.chunks_exact_mut(weight.rows)) {
-            let hidden = &io.hidden[row * weight.cols..(row + 1) * weight.cols];
-            let normed = &mut scratch.normed[..weight.cols];
-            kernels.rms_norm(hidden, &self.norm, norm.eps, normed);
-            check_head_input(normed)?;
-            scratch.act.quantize(kernels, normed, weight.cols);
-            let act = scratch.act.row(0, weight.cols);
-            let out = match &self.row_of {
-                Some(_) => &mut scratch.head[..],
-                None => &mut *logits,
-            };
-            let chunk = scratch::rows_per_task(weight.rows);
-            out.par_chunks_mut(chunk).enumerate().for_each(|(i, out)| {
-                kernels.affine4_gemv(&rows, &act, i * chunk..i * chunk + out.len(), out);
-            });
-            if let Some(row_of) = &self.row_of {
-                let head = &scratch.head;
-                logits.par_chunks_mut(chunk).zip(row_of.par_chunks(chunk)).for_each(|(logits, rows)| {
-                    logits.iter_mut().zip(rows).for_each(|(l, &r)| *l = head[r as usize])
-                });
-            }
-        }
-        Ok(())
+    fn profile(&mut self, on: bool) -> Vec<Phase> {
+        let phases = self.clock.phases().to_vec();
+        self.clock.set(on);
+        phases
     }
 }

@@ -1,19 +1,29 @@
 //! Every buffer a CPU segment writes, sized when it is compiled.
 
-use rayon::prelude::*;
-use samara_simd::{ACT_GROUP, ACT_HALF, Kernels, QuantizedRow, padded_cols};
-
-use crate::{
-    backend::Limits,
-    spec::{BlockSpec, HeadSpec, LayerSpec},
+use samara_pool::Chunks;
+use samara_simd::{
+    KV_PART, Kernels, PANEL_ROWS, QuantizedRow, QuantizedRows, attention_state_len, offsets_len, padded_cols,
+    scales_len,
 };
 
-/// Tasks a matrix is cut into: enough to share out evenly, few enough that a task is worth waking for.
-const TASKS: usize = 32;
+use crate::{
+    backend::{Limits, Step},
+    spec::{BlockSpec, HeadSpec, LayerSpec, RopeSpec},
+};
 
-/// Rows of one task, whole panels.
-pub(super) fn rows_per_task(rows: usize) -> usize {
-    rows.div_ceil(TASKS).next_multiple_of(samara_simd::PANEL_ROWS).max(16)
+/// (token, expert) pairs of one expert that a worker takes through it together.
+pub(super) const PAIRS: usize = 64;
+
+/// Rows of logits that are computed together.
+pub(super) const LOGIT_ROWS: usize = 16;
+
+/// Rows of a matrix that make a piece when a step has several tokens.
+pub(super) const TILE: usize = 64;
+
+/// Rows of a piece of the inner or the output side of an expert, of which each has `rows`: whole panels that no two
+/// experts share.
+pub(super) fn piece_of(rows: usize) -> usize {
+    [64, 32, 16, 8, PANEL_ROWS].into_iter().find(|piece| rows.is_multiple_of(*piece)).unwrap_or(rows)
 }
 
 /// The largest dimensions among a segment's blocks.
@@ -22,13 +32,16 @@ pub(super) struct Sizes {
     hidden: usize,
     qkv: usize,
     q: usize,
-    n_heads: usize,
+    head_dim: usize,
+    n_kv_heads: usize,
+    /// Query heads of a kv head.
+    group: usize,
     n_experts: usize,
     n_used: usize,
     expert: usize,
     rope: usize,
-    /// Vocabulary, when the head's rows are not in token order.
-    head: usize,
+    /// Rows of the head.
+    vocab: usize,
 }
 
 impl Sizes {
@@ -40,31 +53,48 @@ impl Sizes {
                 BlockSpec::Layer(LayerSpec { index: _, attn, moe }) => {
                     sizes.qkv = sizes.qkv.max(attn.qkv.rows);
                     sizes.q = sizes.q.max(attn.o.cols);
-                    sizes.n_heads = sizes.n_heads.max(attn.n_heads);
+                    sizes.head_dim = sizes.head_dim.max(attn.head_dim);
+                    sizes.n_kv_heads = sizes.n_kv_heads.max(attn.n_kv_heads);
+                    sizes.group = sizes.group.max(attn.n_heads / attn.n_kv_heads);
                     sizes.n_experts = sizes.n_experts.max(moe.n_experts);
                     sizes.n_used = sizes.n_used.max(moe.n_used);
                     sizes.expert = sizes.expert.max(moe.expert_size);
                     sizes.rope = sizes.rope.max(attn.rope.map_or(0, |rope| rope.dim / 2));
                 }
-                BlockSpec::Head(HeadSpec { norm: _, weight, token_map }) => {
-                    sizes.head = sizes.head.max(token_map.map_or(0, |_| weight.rows));
+                BlockSpec::Head(HeadSpec { norm: _, weight, token_map: _ }) => {
+                    sizes.vocab = sizes.vocab.max(weight.rows);
                 }
             }
         }
         sizes
     }
 
+    /// Elements of the states of all parts of a context, for one token.
+    fn states(&self, context: usize) -> usize {
+        // A window that starts inside a part ends inside another.
+        let parts = context.div_ceil(KV_PART) + 1;
+        self.n_kv_heads * parts * attention_state_len(self.group, self.head_dim)
+    }
+
     /// Bytes [`Scratch::new`] and the head's row list allocate; norms and other short lists are left out.
     pub(super) fn bytes(&self, limits: &Limits) -> u64 {
-        let Sizes { hidden, qkv, q, n_heads, n_experts, n_used, expert, rope, head } = *self;
-        let (tokens, pairs) = (limits.max_batch as u64, (limits.max_batch * n_used) as u64);
-        let act = |cols: usize| {
-            let cols = padded_cols(cols) as u64;
-            cols + 4 * (cols / ACT_GROUP as u64 + cols / ACT_HALF as u64)
-        };
-        let per_token = 4 * (2 * hidden + qkv + q + n_experts + 2 * rope) as u64 + act(hidden.max(q));
-        let per_pair = 4 * (3 * expert + hidden) as u64 + act(expert);
-        tokens * per_token + pairs * per_pair + 4 * (n_heads * limits.context + 2 * head) as u64
+        let Sizes { hidden, qkv, q, head_dim, n_kv_heads: _, group, n_experts, n_used, expert, rope, vocab } =
+            *self;
+        let act = |cols: usize| padded_cols(cols) + 4 * (scales_len(cols) + offsets_len(cols));
+        let per_token = 4 * (2 * hidden + qkv + q + n_experts + 2 * n_used + 2 * rope + 1)
+            + size_of::<(usize, usize)>()
+            + act(hidden.max(q));
+        let per_pair = 4 * (hidden + 1) + size_of::<Pair>();
+        let state = attention_state_len(group, head_dim);
+        let per_worker = 4
+            * (2 * PAIRS * expert
+                + q.max(hidden).max(PAIRS * expert)
+                + group * (KV_PART + head_dim)
+                + 2 * state)
+            + PAIRS * (4 + act(expert));
+        let logit_rows = limits.max_logit_rows.min(LOGIT_ROWS);
+        let fixed = n_used * act(expert) + 4 * (self.states(limits.context) + (logit_rows + 1) * vocab);
+        (limits.max_batch * (per_token + n_used * per_pair) + limits.threads * per_worker + fixed) as u64
     }
 }
 
@@ -76,107 +106,215 @@ pub(super) struct Pair {
     pub(super) weight: f32,
 }
 
+/// What one thread writes.
+#[derive(Debug)]
+pub(super) struct Worker {
+    /// `[PAIRS, expert_size]` each.
+    pub(super) gate: Vec<f32>,
+    pub(super) up: Vec<f32>,
+    /// `[PAIRS, expert_size]`, `[n_heads * head_dim]` or `[hidden_size]`.
+    pub(super) row: Vec<f32>,
+    /// Of `[PAIRS, expert_size]`.
+    pub(super) act: Act,
+    /// Tokens of pairs, `[PAIRS]`.
+    pub(super) tokens: Vec<u32>,
+    /// Query heads of a kv head, `[group, head_dim]`.
+    pub(super) queries: Vec<f32>,
+    /// `[group, KV_PART]`.
+    pub(super) weights: Vec<f32>,
+    /// Attention states, of a part and of all before it.
+    pub(super) part: Vec<f32>,
+    pub(super) state: Vec<f32>,
+}
+
 /// Buffers of a segment. The first dimension is tokens of the step, or (token, expert) pairs.
 #[derive(Debug)]
 pub(super) struct Scratch {
     /// `[tokens, hidden_size]`.
     pub(super) normed: Vec<f32>,
     /// Quantised `normed` or attention output.
-    pub(super) act: QuantizedRows,
-    /// `[tokens, qkv rows]`.
+    pub(super) act: Act,
+    /// 0, 1, 2, …
+    pub(super) tokens: Vec<u32>,
+    /// Slot and position of each token of the step.
+    pub(super) rows: Vec<(usize, usize)>,
+    /// Heads of q, k and v, `[heads, tokens, head_dim]`.
     pub(super) qkv: Vec<f32>,
-    /// Attention output, `[n_heads, tokens, head_dim]`.
-    pub(super) by_head: Vec<f32>,
-    /// `[tokens, hidden_size]`.
+    /// Attention output, `[n_kv_heads, tokens, group, head_dim]`.
+    pub(super) mixed: Vec<f32>,
+    /// States of the parts of one token, `[n_kv_heads, parts, state]`.
+    pub(super) states: Vec<f32>,
+    /// Rows of the output projection, in tiles: `[tiles, tokens, TILE]`.
     pub(super) delta: Vec<f32>,
-    /// Attention scores, `[n_heads, context]`.
-    pub(super) scores: Vec<f32>,
-    /// Cosines and sines, `[tokens, rope dim / 2]` each.
-    pub(super) cos: Vec<f32>,
-    pub(super) sin: Vec<f32>,
+    pub(super) angles: Angles,
     /// Router logits, `[tokens, n_experts]`.
     pub(super) router: Vec<f32>,
-    /// Chosen experts and weights of one token, `[n_used]`.
+    /// Chosen experts and weights, `[tokens, n_used]`.
     pub(super) experts: Vec<u32>,
     pub(super) weights: Vec<f32>,
     /// Sorted by expert.
     pub(super) pairs: Vec<Pair>,
+    /// Where each chosen expert's pairs begin, and the end.
+    pub(super) bounds: Vec<u32>,
     /// Where pair (token, rank) went in `pairs`, `[tokens, n_used]`.
     pub(super) place: Vec<u32>,
-    /// `[pairs, 2, expert_size]`: gate, then up.
-    pub(super) gate_up: Vec<f32>,
-    /// `[pairs, expert_size]`.
+    /// Of the inner side of one token's experts, `[n_used, expert_size]`.
     pub(super) inner: Vec<f32>,
-    /// Quantised `inner`.
-    pub(super) inner_act: QuantizedRows,
+    pub(super) inner_act: Act,
     /// `[pairs, hidden_size]`.
     pub(super) y: Vec<f32>,
-    /// Logits in the order of the head's rows, `[vocab_size]`.
+    /// Logits in the order of the head's rows, in tiles: `[tiles, rows of logits, rows of the tile]`.
     pub(super) head: Vec<f32>,
+    pub(super) workers: Vec<Worker>,
 }
 
 impl Scratch {
+    /// A new step begins.
+    pub(super) fn begin(&mut self, step: &Step<'_>) {
+        self.rows.clear();
+        self.rows.extend(step.tokens().map(|(slot, position, _)| (slot, position)));
+        self.angles.of = None;
+    }
+
     pub(super) fn new(sizes: &Sizes, limits: &Limits) -> Self {
-        let Sizes { hidden, qkv, q, n_heads, n_experts, n_used, expert, rope, head } = *sizes;
+        let Sizes { hidden, qkv, q, head_dim, n_kv_heads: _, group, n_experts, n_used, expert, rope, vocab } =
+            *sizes;
         let tokens = limits.max_batch;
         let pairs = tokens * n_used;
+        let zeros = |n: usize| vec![0.0f32; n];
+        let state = attention_state_len(group, head_dim);
+        let worker = || Worker {
+            gate: zeros(PAIRS * expert),
+            up: zeros(PAIRS * expert),
+            row: zeros(q.max(hidden).max(PAIRS * expert)),
+            act: Act::new(PAIRS, expert),
+            tokens: vec![0; PAIRS],
+            queries: zeros(group * head_dim),
+            weights: zeros(group * KV_PART),
+            part: zeros(state),
+            state: zeros(state),
+        };
         Scratch {
-            normed: vec![0.0; tokens * hidden],
-            act: QuantizedRows::new(tokens, hidden.max(q)),
-            qkv: vec![0.0; tokens * qkv],
-            by_head: vec![0.0; tokens * q],
-            delta: vec![0.0; tokens * hidden],
-            scores: vec![0.0; n_heads * limits.context],
-            cos: vec![0.0; tokens * rope],
-            sin: vec![0.0; tokens * rope],
-            router: vec![0.0; tokens * n_experts],
-            experts: vec![0; n_used],
-            weights: vec![0.0; n_used],
+            normed: zeros(tokens * hidden),
+            act: Act::new(tokens, hidden.max(q)),
+            tokens: (0..).take(tokens).collect(),
+            rows: Vec::with_capacity(tokens),
+            qkv: zeros(tokens * qkv),
+            mixed: zeros(tokens * q),
+            states: zeros(sizes.states(limits.context)),
+            delta: zeros(tokens * hidden),
+            angles: Angles { of: None, cos: zeros(tokens * rope), sin: zeros(tokens * rope) },
+            router: zeros(tokens * n_experts),
+            experts: vec![0; pairs],
+            weights: zeros(pairs),
             pairs: vec![Pair::default(); pairs],
+            bounds: Vec::with_capacity(n_experts + 1),
             place: vec![0; pairs],
-            gate_up: vec![0.0; pairs * 2 * expert],
-            inner: vec![0.0; pairs * expert],
-            inner_act: QuantizedRows::new(pairs, expert),
-            y: vec![0.0; pairs * hidden],
-            head: vec![0.0; head],
+            inner: zeros(n_used * expert),
+            inner_act: Act::new(n_used, expert),
+            y: zeros(pairs * hidden),
+            head: zeros(limits.max_logit_rows.min(LOGIT_ROWS) * vocab),
+            workers: std::iter::repeat_with(worker).take(limits.threads).collect(),
         }
     }
 }
 
 /// int8 activations of several rows. Widths may change from one use to the next.
 #[derive(Debug)]
-pub(super) struct QuantizedRows {
+pub(super) struct Act {
     q: Vec<i8>,
     scales: Vec<f32>,
     offsets: Vec<f32>,
 }
 
-impl QuantizedRows {
-    fn new(n: usize, max_cols: usize) -> Self {
-        let len = n * padded_cols(max_cols);
-        QuantizedRows {
-            q: vec![0; len],
-            scales: vec![0.0; len / ACT_GROUP],
-            offsets: vec![0.0; len / ACT_HALF],
+/// The buffers of some rows: i8 values, scales and offsets.
+pub(super) type ActRun<'a> = (&'a mut [i8], &'a mut [f32], &'a mut [f32]);
+
+impl Act {
+    pub(super) fn new(n: usize, max_cols: usize) -> Self {
+        Act {
+            q: vec![0; n * padded_cols(max_cols)],
+            scales: vec![0.0; n * scales_len(max_cols)],
+            offsets: vec![0.0; n * offsets_len(max_cols)],
         }
     }
 
-    /// Quantises `x`, `[n, cols]`.
+    /// Quantises `x`, `[n, cols]`, as the first n rows.
     pub(super) fn quantize(&mut self, kernels: &Kernels, x: &[f32], cols: usize) {
-        let padded = padded_cols(cols);
-        x.par_chunks_exact(cols)
-            .zip(self.q.par_chunks_exact_mut(padded))
-            .zip(self.scales.par_chunks_exact_mut(padded / ACT_GROUP))
-            .zip(self.offsets.par_chunks_exact_mut(padded / ACT_HALF))
-            .for_each(|(((x, q), scales), offsets)| {
-                kernels.quantize(x, q, scales, offsets);
-            });
+        let n = x.len() / cols;
+        let run = (
+            &mut self.q[..n * padded_cols(cols)],
+            &mut self.scales[..n * scales_len(cols)],
+            &mut self.offsets[..n * offsets_len(cols)],
+        );
+        quantize_rows(kernels, x, cols, run);
     }
 
-    /// Row `i` of the last [`quantize`](Self::quantize), which had `cols` columns.
+    /// The first n rows, of `cols` columns, as pieces.
+    pub(super) fn pieces(
+        &mut self,
+        n: usize,
+        cols: usize,
+    ) -> (Chunks<'_, i8>, Chunks<'_, f32>, Chunks<'_, f32>) {
+        let (q, scales, offsets) = (padded_cols(cols), scales_len(cols), offsets_len(cols));
+        (
+            Chunks::new(&mut self.q[..n * q], q),
+            Chunks::new(&mut self.scales[..n * scales], scales),
+            Chunks::new(&mut self.offsets[..n * offsets], offsets),
+        )
+    }
+
+    /// The first n rows, which have `cols` columns.
+    pub(super) fn rows(&self, n: usize, cols: usize) -> QuantizedRows<'_> {
+        QuantizedRows::new(
+            &self.q[..n * padded_cols(cols)],
+            &self.scales[..n * scales_len(cols)],
+            &self.offsets[..n * offsets_len(cols)],
+            n,
+            cols,
+        )
+    }
+
+    /// Row `i`, which has `cols` columns.
     pub(super) fn row(&self, i: usize, cols: usize) -> QuantizedRow<'_> {
-        let padded = padded_cols(cols);
-        let of = |per: usize| i * (padded / per)..(i + 1) * (padded / per);
-        QuantizedRow::new(&self.q[of(1)], &self.scales[of(ACT_GROUP)], &self.offsets[of(ACT_HALF)])
+        self.rows(i + 1, cols).row(i)
+    }
+}
+
+/// Quantises `x`, `[n, cols]`, into the buffers of n rows.
+pub(super) fn quantize_rows(kernels: &Kernels, x: &[f32], cols: usize, (q, scales, offsets): ActRun<'_>) {
+    let rows = q.chunks_exact_mut(padded_cols(cols)).zip(scales.chunks_exact_mut(scales_len(cols)));
+    for ((x, (q, scales)), offsets) in
+        x.chunks_exact(cols).zip(rows).zip(offsets.chunks_exact_mut(offsets_len(cols)))
+    {
+        kernels.quantize(x, q, scales, offsets);
+    }
+}
+
+/// Cosines and sines of a step's positions, `[tokens, dim / 2]`; layers that rotate alike share them.
+#[derive(Debug)]
+pub(super) struct Angles {
+    /// What they are of, in this step.
+    of: Option<RopeSpec>,
+    pub(super) cos: Vec<f32>,
+    pub(super) sin: Vec<f32>,
+}
+
+impl Angles {
+    /// Fills in the angles of `rope`, computed in f64, unless they are there.
+    pub(super) fn want(&mut self, rope: &RopeSpec, step: &Step<'_>) {
+        if self.of.as_ref() == Some(rope) {
+            return;
+        }
+        self.of = Some(*rope);
+        let RopeSpec { theta, dim } = *rope;
+        let half = dim / 2;
+        let rows = self.cos.chunks_exact_mut(half).zip(self.sin.chunks_exact_mut(half));
+        for ((_, position, _), (cos, sin)) in step.tokens().zip(rows) {
+            for (i, (cos, sin)) in cos.iter_mut().zip(sin).enumerate() {
+                let angle = position as f64 * theta.powf(-2.0 * i as f64 / dim as f64);
+                (*sin, *cos) = (angle.sin() as f32, angle.cos() as f32);
+            }
+        }
     }
 }

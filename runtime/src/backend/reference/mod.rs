@@ -3,14 +3,16 @@
 //! Dull and slow on purpose, and it stays so: each faster path is tested against it. Weights are
 //! decoded row by row as they are used, so that it runs models of any size.
 
+mod cache;
+
 use std::sync::Arc;
 
 use samara_format::{Affine4Layout, Bf16PanelLayout, TernaryLayout};
 
-use super::{Activations, Backend, Footprint, KernelId, Limits, Segment, Step, check_head_input};
+use self::cache::KvCache;
+use super::{Activations, Backend, Footprint, KernelId, Limits, Placed, Segment, Step, check_head_input};
 use crate::{
     error::Error,
-    kv::{self, KvCache},
     model::Model,
     spec::{
         AttnSpec, BlockSpec, EmbedSpec, HeadSpec, LayerSpec, MatrixRef, MoeSpec, NormSpec, QkNormSpec,
@@ -36,18 +38,18 @@ impl Backend for Reference {
     }
 
     fn footprint(&self, blocks: &[BlockSpec], hidden_size: usize, limits: &Limits) -> Footprint {
-        Footprint { kv: kv::bytes_of(blocks, limits), scratch: scratch(blocks, hidden_size, limits) }
+        Footprint { kv: cache::bytes_of(blocks, limits), scratch: scratch(blocks, hidden_size, limits) }
     }
 
     fn compile(
         &self,
         model: &Arc<Model>,
-        blocks: &[BlockSpec],
+        blocks: &[Placed<'_>],
         limits: &Limits,
     ) -> Result<Box<dyn Segment>, Error> {
         let blocks = blocks
             .iter()
-            .map(|block| {
+            .map(|(block, _)| {
                 Ok(match block {
                     BlockSpec::Embed(embed) => Block::Embed(embed.clone()),
                     BlockSpec::Layer(layer) => {

@@ -1,29 +1,297 @@
-//! One query head over the keys and values it may see.
+//! Query heads that share a kv head, over keys and values in the cache's layout.
+//!
+//! Keys are looked at in parts of [`KV_PART`] positions. A part's result is kept as a running softmax, the
+//! sum of weighted values beside the largest score and the sum of weights, and results are merged in the
+//! order of positions, so the answer does not depend on who computed which part.
 
 use crate::KvSlice;
-use crate::arch::generic::dot;
-use crate::arch::generic::softmax::softmax;
+use crate::activation::LANES;
+use crate::arch::generic::softmax::exp;
+use crate::arch::generic::{prefetch, tree};
+use crate::kv::{KV_BLOCK, KV_DIMS, KV_PART, Kv};
 
-/// `out = Σ softmax(scale * query . key) * value`, keys in order: f32 throughout.
-#[inline(always)]
-pub(crate) fn attention(
-    query: &[f32],
-    segments: &[KvSlice<'_>],
-    scale: f32,
-    scores: &mut [f32],
-    out: &mut [f32],
-) {
-    let head_dim = query.len();
-    let keys = segments.iter().flat_map(|segment| segment.keys.chunks_exact(head_dim));
-    for (score, key) in scores.iter_mut().zip(keys) {
-        *score = dot(query, key) * scale;
+/// How far ahead of a stream of keys or values to prefetch, bytes: the machine's own prefetching ends with a page.
+const PREFETCH: usize = 4096;
+
+/// Bytes of a cache line, on most machines.
+const LINE: usize = 64;
+
+/// One element of the cache.
+trait Element: Copy {
+    /// Dimensions of a block of keys in a cache line.
+    const KEYS_A_LINE: usize = at_least_one(LINE / (KV_BLOCK * size_of::<Self>()));
+    /// Positions of a block of values in a cache line.
+    const VALUES_A_LINE: usize = at_least_one(LINE / (KV_DIMS * size_of::<Self>()));
+
+    /// As f32, before its position's scale.
+    fn widen(self) -> f32;
+}
+
+const fn at_least_one(n: usize) -> usize {
+    if n == 0 { 1 } else { n }
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
     }
-    softmax(scores);
-    out.fill(0.0);
-    let values = segments.iter().flat_map(|segment| segment.values.chunks_exact(head_dim));
-    for (&score, value) in scores.iter().zip(values) {
-        for (out, value) in out.iter_mut().zip(value) {
-            *out += score * value;
+}
+
+/// bf16.
+impl Element for u16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self) << 16)
+    }
+}
+
+impl Element for i8 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from(self)
+    }
+}
+
+/// Fills `state`, `[n_queries, head_dim]` sums, then `[n_queries]` largest scores and `[n_queries]` sums of weights,
+/// for the keys `keys` of `kv`, whose first position is a multiple of [`KV_PART`]. `weights` is `[n_queries, KV_PART]`.
+#[inline(always)]
+pub(crate) fn attention_part(
+    queries: &[f32],
+    kv: &KvSlice<'_>,
+    first: usize,
+    scale: f32,
+    weights: &mut [f32],
+    state: &mut [f32],
+) {
+    let KvSlice { kv, n_keys, head_dim } = *kv;
+    let keys = first..n_keys;
+    let n_queries = queries.len() / head_dim;
+    let (sums, rest) = state.split_at_mut(queries.len());
+    let (largest, totals) = rest.split_at_mut(n_queries);
+    let weights = weights.as_chunks_mut::<KV_PART>().0;
+    let mut done = 0;
+    while done < n_queries {
+        let n = if n_queries - done >= 4 { 4 } else { 1 };
+        let group = done..done + n;
+        let queries = &queries[done * head_dim..][..n * head_dim];
+        let sums = &mut sums[done * head_dim..][..n * head_dim];
+        let (weights, largest, totals) =
+            (&mut weights[group.clone()], &mut largest[group.clone()], &mut totals[group]);
+        let run = Run { queries, keys: keys.clone(), head_dim, scale };
+        match (kv, n) {
+            (Kv::F32 { keys, values }, 4) => {
+                run.all::<f32, 4>(keys, values, None, weights, largest, totals, sums)
+            }
+            (Kv::F32 { keys, values }, _) => {
+                run.all::<f32, 1>(keys, values, None, weights, largest, totals, sums)
+            }
+            (Kv::Bf16 { keys, values }, 4) => {
+                run.all::<u16, 4>(keys, values, None, weights, largest, totals, sums)
+            }
+            (Kv::Bf16 { keys, values }, _) => {
+                run.all::<u16, 1>(keys, values, None, weights, largest, totals, sums)
+            }
+            (Kv::Q8 { keys, key_scales, values, value_scales }, n) => {
+                let scales = Some((key_scales, value_scales));
+                match n {
+                    4 => run.all::<i8, 4>(keys, values, scales, weights, largest, totals, sums),
+                    _ => run.all::<i8, 1>(keys, values, scales, weights, largest, totals, sums),
+                }
+            }
+        }
+        done += n;
+    }
+}
+
+struct Run<'a> {
+    /// `[N, head_dim]`.
+    queries: &'a [f32],
+    keys: std::ops::Range<usize>,
+    head_dim: usize,
+    scale: f32,
+}
+
+impl Run<'_> {
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "the slices of a state and a cache, each once")]
+    fn all<T: Element, const N: usize>(
+        &self,
+        keys: &[T],
+        values: &[T],
+        scales: Option<(&[f32], &[f32])>,
+        weights: &mut [[f32; KV_PART]],
+        largest: &mut [f32],
+        totals: &mut [f32],
+        sums: &mut [f32],
+    ) {
+        self.scores::<T, N>(keys, scales.map(|(keys, _)| keys), weights);
+        for ((weights, largest), total) in weights.iter_mut().zip(largest).zip(totals) {
+            (*largest, *total) = self.softmax(weights);
+        }
+        if let Some((_, scales)) = scales {
+            for weights in weights.iter_mut() {
+                for (weight, scale) in weights[self.keys.clone()].iter_mut().zip(&scales[self.keys.clone()]) {
+                    *weight *= scale;
+                }
+            }
+        }
+        self.values::<T, N>(values, weights, sums);
+    }
+
+    /// `weights[q][key] = query . key * scale`: dimensions ascending, one key a lane.
+    #[inline(always)]
+    fn scores<T: Element, const N: usize>(
+        &self,
+        keys: &[T],
+        scales: Option<&[f32]>,
+        weights: &mut [[f32; KV_PART]],
+    ) {
+        let blocks = self.keys.start / KV_BLOCK..self.keys.end.div_ceil(KV_BLOCK);
+        for block in blocks {
+            let len = KV_BLOCK * self.head_dim;
+            let keys = keys[block * len..][..len].as_chunks::<KV_BLOCK>().0;
+            let mut sums = [[0.0f32; KV_BLOCK]; N];
+            let queries: [&[f32]; N] =
+                std::array::from_fn(|q| &self.queries[q * self.head_dim..][..keys.len()]);
+            for (d, key) in keys.iter().enumerate() {
+                if d % T::KEYS_A_LINE == 0 {
+                    prefetch(key, PREFETCH);
+                }
+                let key = key.map(T::widen);
+                for (q, sums) in sums.iter_mut().enumerate() {
+                    let query = queries[q][d];
+                    for l in 0..KV_BLOCK {
+                        sums[l] += query * key[l];
+                    }
+                }
+            }
+            // A copy, so that it cannot be what is written below; times 1 changes no bit.
+            let scales = scales.map_or([1.0; KV_BLOCK], |scales| scales.as_chunks::<KV_BLOCK>().0[block]);
+            for (weights, sums) in weights.iter_mut().zip(&sums) {
+                let weights = &mut weights.as_chunks_mut::<KV_BLOCK>().0[block];
+                for l in 0..KV_BLOCK {
+                    weights[l] = sums[l] * scales[l] * self.scale;
+                }
+            }
+        }
+    }
+
+    /// Scores to `exp(score - largest)`, the largest and the sum of weights: key `i` in lane `i % 8`, then the tree. The sum
+    /// is NaN when a score is.
+    #[inline(always)]
+    fn softmax(&self, weights: &mut [f32; KV_PART]) -> (f32, f32) {
+        let blocks = self.keys.start / KV_BLOCK * KV_BLOCK..self.keys.end.next_multiple_of(KV_BLOCK);
+        weights[blocks.start..self.keys.start].fill(f32::NEG_INFINITY);
+        weights[self.keys.end..blocks.end].fill(f32::NEG_INFINITY);
+        let weights = weights[blocks].as_chunks_mut::<LANES>().0;
+        let mut largest = [f32::NEG_INFINITY; LANES];
+        for weights in weights.iter() {
+            for l in 0..LANES {
+                largest[l] = if weights[l] > largest[l] { weights[l] } else { largest[l] };
+            }
+        }
+        let largest = largest.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+        let mut sums = [0.0f32; LANES];
+        for weights in weights {
+            for l in 0..LANES {
+                weights[l] = exp(weights[l] - largest);
+                sums[l] += weights[l];
+            }
+        }
+        (largest, tree(sums))
+    }
+
+    /// `sums[q] = Σ weights[q][key] * value`: keys ascending, one dimension a lane. Values are read in the order in which
+    /// they are stored.
+    #[inline(always)]
+    fn values<T: Element, const N: usize>(&self, values: &[T], weights: &[[f32; KV_PART]], sums: &mut [f32]) {
+        sums.fill(0.0);
+        let blocks = values.chunks_exact(KV_BLOCK * self.head_dim).zip((0..).step_by(KV_BLOCK));
+        for (values, start) in blocks.skip(self.keys.start / KV_BLOCK) {
+            let keys = self.keys.start.max(start)..self.keys.end.min(start + KV_BLOCK);
+            if keys.is_empty() {
+                break;
+            }
+            let weights: [&[f32]; N] = std::array::from_fn(|q| &weights[q][keys.clone()]);
+            let keys = keys.start - start..keys.end - start;
+            let mut from = 0;
+            for columns in values.chunks(KV_BLOCK * KV_DIMS) {
+                let width = columns.len() / KV_BLOCK;
+                let columns = &columns[keys.start * width..keys.end * width];
+                let sums = sums.chunks_exact_mut(self.head_dim).map(|sums| &mut sums[from..from + width]);
+                if width == KV_DIMS {
+                    add_columns::<T, N>(columns.as_chunks().0, weights, sums);
+                } else {
+                    for (sums, weights) in sums.zip(weights) {
+                        for (value, weight) in columns.chunks_exact(width).zip(weights) {
+                            sums.iter_mut().zip(value).for_each(|(sum, v)| *sum += weight * v.widen());
+                        }
+                    }
+                }
+                from += width;
+            }
+        }
+    }
+}
+
+/// `sums[q] += Σ weights[q][key] * values[key]`, keys ascending.
+#[inline(always)]
+fn add_columns<'a, T: Element, const N: usize>(
+    values: &[[T; KV_DIMS]],
+    weights: [&[f32]; N],
+    sums: impl Iterator<Item = &'a mut [f32]>,
+) {
+    let mut lanes = [[0.0f32; KV_DIMS]; N];
+    let mut out: [&mut [f32]; N] = std::array::from_fn(|_| &mut [][..]);
+    for ((lanes, out), sums) in lanes.iter_mut().zip(&mut out).zip(sums) {
+        lanes.copy_from_slice(sums);
+        *out = sums;
+    }
+    for (key, value) in values.iter().enumerate() {
+        if key % T::VALUES_A_LINE == 0 {
+            prefetch(value, PREFETCH);
+        }
+        let value = value.map(T::widen);
+        for (lanes, weights) in lanes.iter_mut().zip(weights) {
+            let weight = weights[key];
+            for l in 0..KV_DIMS {
+                lanes[l] += weight * value[l];
+            }
+        }
+    }
+    for (out, lanes) in out.into_iter().zip(&lanes) {
+        out.copy_from_slice(lanes);
+    }
+}
+
+/// Adds the result of the next part to that of all before it.
+#[inline(always)]
+pub(crate) fn attention_merge(state: &mut [f32], part: &[f32], head_dim: usize) {
+    let n_queries = state.len() / (head_dim + 2);
+    let (sums, rest) = state.split_at_mut(n_queries * head_dim);
+    let (largest, totals) = rest.split_at_mut(n_queries);
+    let (part_sums, rest) = part.split_at(n_queries * head_dim);
+    let (part_largest, part_totals) = rest.split_at(n_queries);
+    for q in 0..n_queries {
+        let both = if part_largest[q] > largest[q] { part_largest[q] } else { largest[q] };
+        let (old, new) = (exp(largest[q] - both), exp(part_largest[q] - both));
+        (largest[q], totals[q]) = (both, totals[q] * old + part_totals[q] * new);
+        let head = q * head_dim..(q + 1) * head_dim;
+        for (sum, part) in sums[head.clone()].iter_mut().zip(&part_sums[head]) {
+            *sum = *sum * old + part * new;
+        }
+    }
+}
+
+/// `out = sum of weighted values / sum of weights`, `[n_queries, head_dim]`.
+#[inline(always)]
+pub(crate) fn attention_finish(state: &[f32], head_dim: usize, out: &mut [f32]) {
+    let (sums, rest) = state.split_at(out.len());
+    let totals = &rest[rest.len() / 2..];
+    for ((out, sums), total) in out.chunks_exact_mut(head_dim).zip(sums.chunks_exact(head_dim)).zip(totals) {
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = sum / total;
         }
     }
 }

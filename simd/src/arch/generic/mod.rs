@@ -34,6 +34,24 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     tree(lanes)
 }
 
+/// Asks for the cache line that is `bytes` after `value`. It may lie past the end of what `value` is in.
+#[inline(always)]
+pub(crate) fn prefetch<T>(value: *const T, bytes: usize) {
+    let line = value.cast::<i8>().wrapping_add(bytes);
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64, and a prefetch does not fault.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line);
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a prefetch does not fault and changes no register or memory.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = line;
+}
+
 /// Writes one thin function that calls a generic loop, with the attributes of an instruction set.
 macro_rules! dense_shell {
     ([$(#[$attribute:meta])*] $path:path as $name:ident($($arg:ident: $ty:ty),* $(,)?)) => {
@@ -60,6 +78,9 @@ macro_rules! dense_table {
                 x: &[f32], q: &mut [i8], scales: &mut [f32], offsets: &mut [f32]);
             $crate::arch::generic::bf16::gemv as fn bf16_gemv(
                 rows: &$crate::Bf16Rows<'_>, x: &[f32], panels: std::ops::Range<usize>, out: &mut [f32]);
+            $crate::arch::generic::bf16::gemm as fn bf16_gemm(
+                rows: &$crate::Bf16Rows<'_>, x: &[f32], panels: std::ops::Range<usize>, n_rows: usize,
+                out: &mut [f32]);
             $crate::arch::generic::elementwise::rms_norm as fn rms_norm(
                 x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
             $crate::arch::generic::elementwise::rms_norm_in_place as fn rms_norm_in_place(
@@ -70,9 +91,13 @@ macro_rules! dense_table {
             $crate::arch::generic::softmax::softmax as fn softmax(x: &mut [f32]);
             $crate::arch::generic::router::top_k_router as fn top_k_router(
                 logits: &mut [f32], normalize: bool, experts: &mut [u32], weights: &mut [f32]);
-            $crate::arch::generic::attention::attention as fn attention(
-                query: &[f32], segments: &[$crate::KvSlice<'_>], scale: f32,
-                scores: &mut [f32], out: &mut [f32]);
+            $crate::arch::generic::attention::attention_part as fn attention_part(
+                queries: &[f32], kv: &$crate::KvSlice<'_>, first: usize, scale: f32,
+                weights: &mut [f32], state: &mut [f32]);
+            $crate::arch::generic::attention::attention_merge as fn attention_merge(
+                state: &mut [f32], part: &[f32], head_dim: usize);
+            $crate::arch::generic::attention::attention_finish as fn attention_finish(
+                state: &[f32], head_dim: usize, out: &mut [f32]);
         }
     };
 }

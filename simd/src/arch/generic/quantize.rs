@@ -1,42 +1,45 @@
-//! f32 activations to int8 with one scale for 16 inputs.
+//! f32 activations to int8 with one scale for each lane of a span, 32 inputs.
 //!
-//! Symmetric: scale = max|x| / 127, q = x * (127 / max|x|) rounded half to even. A group whose largest
+//! Symmetric: scale = max|x| / 127, q = x * (127 / max|x|) rounded half to even. A lane whose largest
 //! magnitude is below 2^-100 becomes zeros with scale 0, so that scale and inverse stay normal numbers.
-//! A group with a NaN or an infinity gets zeros and scale NaN: every dot product it enters is NaN, in
+//! A lane with a NaN or an infinity gets zeros and scale NaN: every dot product it enters is NaN, in
 //! each kernel alike, and nothing is hidden.
 
-use crate::activation::{ACT_BLOCK, ACT_HALF, LANES};
+use crate::activation::{ACT_BLOCK, ACT_HALF, ACT_SPAN, LANES};
 use crate::arch::generic::tree;
 
 const SMALLEST: f32 = f32::from_bits((127 - 100) << 23);
 /// Adding 1.5 * 2^23 leaves the rounded integer in the low bits of the sum (half to even).
 const ROUND: f32 = 12_582_912.0;
 
-/// `x` f32 `[cols]` to `q` i8 `[padded]`, `scales` f32 `[padded / 16]`, `offsets` f32 `[padded / 64]`.
+/// `x` f32 `[cols]` to `q` i8 `[padded]`, `scales` f32 `[scales_len]`, `offsets` f32 `[offsets_len]`.
 #[inline(always)]
 pub(crate) fn quantize(x: &[f32], q: &mut [i8], scales: &mut [f32], offsets: &mut [f32]) {
-    let (blocks, tail) = x.as_chunks::<ACT_BLOCK>();
-    let mut padded = [0.0f32; ACT_BLOCK];
-    padded[..tail.len()].copy_from_slice(tail);
-    let blocks = blocks.iter().chain(std::iter::once(&padded));
-    let q = q.as_chunks_mut::<ACT_BLOCK>().0;
+    let (offsets, correction) = offsets.split_at_mut(offsets.len() - 1);
+    let spans = q.chunks_mut(ACT_SPAN).zip(offsets.chunks_mut(ACT_SPAN / ACT_HALF));
     let scales = scales.as_chunks_mut::<LANES>().0;
-    let offsets = offsets.as_chunks_mut::<2>().0;
-    for (((x, q), scales), offsets) in blocks.zip(q).zip(scales).zip(offsets) {
-        quantize_block(x, q, scales, offsets);
+    for ((x, scales), (q, offsets)) in x.chunks(ACT_SPAN).zip(scales).zip(spans) {
+        let (blocks, tail) = x.as_chunks::<ACT_BLOCK>();
+        let mut padded = [0.0f32; ACT_BLOCK];
+        padded[..tail.len()].copy_from_slice(tail);
+        quantize_span(blocks, &padded, q.as_chunks_mut().0, scales, offsets);
     }
+    correction[0] = offsets.iter().fold(0.0, |sum, offset| sum + offset); // ascending
 }
 
+/// The blocks of a span, and after them, if `q` has one more, `last`.
 #[inline(always)]
-fn quantize_block(
-    x: &[f32; ACT_BLOCK],
-    q: &mut [i8; ACT_BLOCK],
+fn quantize_span(
+    blocks: &[[f32; ACT_BLOCK]],
+    last: &[f32; ACT_BLOCK],
+    q: &mut [[i8; ACT_BLOCK]],
     scales: &mut [f32; LANES],
-    offsets: &mut [f32; 2],
+    offsets: &mut [f32],
 ) {
+    let blocks = || blocks.iter().chain(std::iter::once(last));
     // As integers, magnitudes order as floats do, with infinity and NaN on top.
     let mut largest = [0u32; 32];
-    for x in x.as_chunks::<32>().0 {
+    for x in blocks().flat_map(|block| block.as_chunks::<32>().0) {
         for i in 0..32 {
             largest[i] = largest[i].max(x[i].to_bits() & 0x7fff_ffff);
         }
@@ -51,16 +54,19 @@ fn quantize_block(
         inverse[4 * l..4 * l + 4].fill(if usable { 127.0 / max } else { 0.0 });
         keep[4 * l..4 * l + 4].fill(if usable { u32::MAX } else { 0 });
     }
-    for (x, q) in x.as_chunks::<32>().0.iter().zip(q.as_chunks_mut::<32>().0) {
-        for i in 0..32 {
-            q[i] = ((x[i] * inverse[i] + ROUND).to_bits() & keep[i]) as i8;
+    for (x, q) in blocks().zip(q.iter_mut()) {
+        for (x, q) in x.as_chunks::<32>().0.iter().zip(q.as_chunks_mut::<32>().0) {
+            for i in 0..32 {
+                q[i] = ((x[i] * inverse[i] + ROUND).to_bits() & keep[i]) as i8;
+            }
         }
     }
-    for (q, offset) in q.as_chunks::<ACT_HALF>().0.iter().zip(offsets) {
+    for (q, offset) in q.as_flattened().as_chunks::<ACT_HALF>().0.iter().zip(offsets) {
+        let (low, high) = q.split_at(ACT_HALF / 2);
+        let both: [i32; ACT_HALF / 2] = std::array::from_fn(|i| i32::from(low[i]) + i32::from(high[i]));
         let mut sums = [0.0f32; LANES];
-        for (l, sum) in sums.iter_mut().enumerate() {
-            let lane = q[4 * l..4 * l + 4].iter().chain(&q[32 + 4 * l..36 + 4 * l]);
-            *sum = scales[l] * lane.map(|&q| i32::from(q)).sum::<i32>() as f32;
+        for (l, four) in both.as_chunks::<4>().0.iter().enumerate() {
+            sums[l] = scales[l] * ((four[0] + four[1]) + (four[2] + four[3])) as f32;
         }
         *offset = tree(sums);
     }

@@ -2,9 +2,12 @@
 
 use std::ops::Range;
 
-use crate::activation::{ACT_HALF, LANES, QuantizedRow};
+use crate::activation::{ACT_HALF, ACT_SPAN, LANES, QuantizedRow, QuantizedRows};
 use crate::arch::generic::tree;
 use crate::rows::{Affine4Rows, PANEL_ROWS, bf16};
+
+/// Groups of 64 columns in a whole span.
+pub(crate) const SPAN_GROUPS: usize = ACT_SPAN / ACT_HALF;
 
 /// `out[i] = row[4 * panels.start + i] . act`, for the rows of `panels`; f32 `[n_rows]`.
 pub(crate) fn gemv(rows: &Affine4Rows<'_>, act: &QuantizedRow<'_>, panels: Range<usize>, out: &mut [f32]) {
@@ -15,28 +18,49 @@ pub(crate) fn gemv(rows: &Affine4Rows<'_>, act: &QuantizedRow<'_>, panels: Range
     }
 }
 
-/// Row `r` of panel `p` times `act`. i32 sums are exact; groups ascending in f32.
+/// `out[t][i]`: [`gemv`] with activations `tokens[t]`; f32 `[n_tokens, n_rows]`.
+pub(crate) fn gemm(
+    rows: &Affine4Rows<'_>,
+    acts: &QuantizedRows<'_>,
+    tokens: &[u32],
+    panels: Range<usize>,
+    n_rows: usize,
+    out: &mut [f32],
+) {
+    for (&token, out) in tokens.iter().zip(out.chunks_exact_mut(n_rows)) {
+        gemv(rows, &acts.row(token as usize), panels.clone(), out);
+    }
+}
+
+/// Row `r` of panel `p` times `act`. i32 sums are exact; groups, and the spans they are in, ascending in f32.
 #[inline]
 fn row_dot(rows: &Affine4Rows<'_>, p: usize, r: usize, act: &QuantizedRow<'_>) -> f32 {
     let (header, chunks) = rows.panel(p);
     let halves = act.q().as_chunks::<ACT_HALF>().0;
     let mut lanes = [0.0f32; LANES];
     let mut bias_sum = 0.0f32;
-    for (g, (affine, chunk)) in header.iter().zip(chunks).enumerate() {
-        let (scale, bias) = scale_and_bias(affine, r);
-        let nibbles = &chunk.as_chunks::<32>().0[r];
-        let (low, high) = halves[g].split_at(ACT_HALF / 2);
-        let act_scales = &act.scale_blocks()[g / 2];
-        let mut products = [0i16; 32]; // at most 2 * 15 * 128
-        for i in 0..32 {
-            products[i] = i16::from(nibbles[i] & 15) * i16::from(low[i])
-                + i16::from(nibbles[i] >> 4) * i16::from(high[i]);
+    let spans = header.chunks(SPAN_GROUPS).zip(chunks.chunks(SPAN_GROUPS)).zip(halves.chunks(SPAN_GROUPS));
+    let inputs = act.span_scales().iter().zip(act.offsets().chunks(SPAN_GROUPS));
+    for (((header, chunks), halves), (act_scales, offsets)) in spans.zip(inputs) {
+        let mut span = [0.0f32; LANES];
+        for (((affine, chunk), q), offset) in header.iter().zip(chunks).zip(halves).zip(offsets) {
+            let (scale, bias) = scale_and_bias(affine, r);
+            let nibbles = &chunk.as_chunks::<32>().0[r];
+            let (low, high) = q.split_at(ACT_HALF / 2);
+            let mut products = [0i16; 32]; // at most 2 * 15 * 128
+            for i in 0..32 {
+                products[i] = i16::from(nibbles[i] & 15) * i16::from(low[i])
+                    + i16::from(nibbles[i] >> 4) * i16::from(high[i]);
+            }
+            for (l, four) in products.as_chunks::<4>().0.iter().enumerate() {
+                let sum: i32 = four.iter().map(|&product| i32::from(product)).sum();
+                span[l] += scale * sum as f32;
+            }
+            bias_sum += bias * offset;
         }
-        for (l, four) in products.as_chunks::<4>().0.iter().enumerate() {
-            let sum: i32 = four.iter().map(|&product| i32::from(product)).sum();
-            lanes[l] += scale * (act_scales[l] * sum as f32);
+        for l in 0..LANES {
+            lanes[l] += act_scales[l] * span[l];
         }
-        bias_sum += bias * act.offsets()[g];
     }
     tree(lanes) + bias_sum
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::activation::{LANES, QuantizedRow};
+use crate::activation::{LANES, QuantizedRow, QuantizedRows, SPAN_BLOCKS};
 use crate::arch::generic::tree;
 use crate::rows::{CHUNK, PANEL_ROWS, TernaryRows, bf16};
 
@@ -16,17 +16,33 @@ pub(crate) fn gemv(rows: &TernaryRows<'_>, act: &QuantizedRow<'_>, panels: Range
     }
 }
 
-/// Σ over blocks of scale * code sum, by lane. i32 sums are exact; blocks ascending in f32.
+/// `out[t][i]`: [`gemv`] with activations `tokens[t]`; f32 `[n_tokens, n_rows]`.
+pub(crate) fn gemm(
+    rows: &TernaryRows<'_>,
+    acts: &QuantizedRows<'_>,
+    tokens: &[u32],
+    panels: Range<usize>,
+    n_rows: usize,
+    out: &mut [f32],
+) {
+    for (&token, out) in tokens.iter().zip(out.chunks_exact_mut(n_rows)) {
+        gemv(rows, &acts.row(token as usize), panels.clone(), out);
+    }
+}
+
+/// Σ over spans of scale * code sum, by lane. i32 sums are exact; spans ascending in f32.
 #[inline]
 fn row_lanes(panel: &[[u8; CHUNK]], r: usize, act: &QuantizedRow<'_>) -> [f32; LANES] {
     let mut lanes = [0.0f32; LANES];
-    for ((chunk, q), scales) in panel.iter().zip(act.q_blocks()).zip(act.scale_blocks()) {
-        let codes = &chunk.as_chunks::<32>().0[r];
-        let q = q.as_chunks::<32>().0;
-        let mut products = [0i16; 32]; // at most 4 * 3 * 128
-        for (j, q) in q.iter().enumerate() {
-            for i in 0..32 {
-                products[i] += i16::from((codes[i] >> (2 * j)) & 3) * i16::from(q[i]);
+    let spans = panel.chunks(SPAN_BLOCKS).zip(act.q_blocks().chunks(SPAN_BLOCKS));
+    for ((chunks, q), scales) in spans.zip(act.span_scales()) {
+        let mut products = [0i16; 32]; // at most 8 * 3 * 128
+        for (chunk, q) in chunks.iter().zip(q) {
+            let codes = &chunk.as_chunks::<32>().0[r];
+            for (j, q) in q.as_chunks::<32>().0.iter().enumerate() {
+                for i in 0..32 {
+                    products[i] += i16::from((codes[i] >> (2 * j)) & 3) * i16::from(q[i]);
+                }
             }
         }
         for (l, four) in products.as_chunks::<4>().0.iter().enumerate() {

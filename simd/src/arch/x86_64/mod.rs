@@ -1,3 +1,88 @@
 //! x86-64.
+//!
+//! The integer kernels are written once, as the macros `ternary_kernels` and `affine4_kernels`, over a vector
+//! width (`ymm`, `zmm`) and an instruction set's way to multiply bytes (`dot` and `sums` in its `mod.rs`).
+//!
+//! The tokens that prove an instruction set are `pulp`'s. They ask the standard library, which looks at CPUID,
+//! OSXSAVE and XCR0; `tests/emulated_cpus.rs` has CPUs that only seem to have one.
+
+#[macro_use]
+mod affine4;
+#[macro_use]
+mod ternary;
 
 pub(crate) mod avx2;
+pub(crate) mod avx512;
+pub(crate) mod avx512_vnni;
+pub(crate) mod avx_vnni;
+mod ymm;
+mod zmm;
+
+use std::arch::x86_64::*;
+
+use crate::activation::{ACT_BLOCK, LANES, SPAN_BLOCKS};
+use crate::rows::{CHUNK, PANEL_ROWS};
+
+/// How far ahead of a panel stream to prefetch, bytes (`benches/ternary_layout.rs`). Every line of a stream
+/// must be asked for: a gap of one panel header costs half the speed.
+const PREFETCH: usize = 4096;
+
+/// Blocks of a panel that a gemm unpacks at a time: 8 KiB of bytes, which stay in the first cache.
+const RUN_BLOCKS: usize = 2048 / ACT_BLOCK;
+const _: () = assert!(RUN_BLOCKS.is_multiple_of(SPAN_BLOCKS));
+
+/// Tokens that a gemm takes through all panels at a time: their activations stay in the second cache.
+const GEMM_TOKENS: usize = 64;
+
+/// The f32 lanes of the four rows of a panel.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct PanelLanes([[f32; LANES]; PANEL_ROWS]);
+
+/// Codes of one chunk, a byte each: plane by plane, in each the four rows.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Unpacked<const PLANES: usize>([[u8; CHUNK]; PLANES]);
+
+/// Asks for the two cache lines [`PREFETCH`] bytes after `chunk`. They may lie past the rows' end: a
+/// prefetch is a hint and does not fault.
+#[inline]
+#[target_feature(enable = "sse")]
+fn prefetch(chunk: &[u8; CHUNK]) {
+    let ahead = chunk.as_ptr().cast::<i8>().wrapping_add(PREFETCH);
+    _mm_prefetch::<_MM_HINT_T0>(ahead);
+    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64));
+}
+
+/// The size of the next tile of `left` tokens: no tile is small if there are enough of them.
+#[inline(always)]
+fn tile_len(left: usize, largest: usize) -> usize {
+    if left >= 2 * largest {
+        largest
+    } else if left > largest {
+        left.div_ceil(2)
+    } else {
+        left
+    }
+}
+
+/// The first of `dots` to `out`, one a row, fewer than four at the rows' end.
+#[inline]
+#[target_feature(enable = "sse")]
+fn put(dots: __m128, out: &mut [f32]) {
+    let mut array = [0.0f32; PANEL_ROWS];
+    // SAFETY: the array is the 16 bytes written; an unaligned store of SSE, which x86-64 has.
+    unsafe { _mm_storeu_ps(array.as_mut_ptr(), dots) };
+    match out.as_mut_array::<PANEL_ROWS>() {
+        Some(out) => *out = array,
+        None => out.iter_mut().zip(array).for_each(|(out, dot)| *out = dot),
+    }
+}
+
+/// Row scales of a panel, bf16, as f32.
+#[inline]
+#[target_feature(enable = "sse")]
+fn row_scales(scales: &[u8; 2 * PANEL_ROWS]) -> __m128 {
+    let [a, b, c, d] = [0, 1, 2, 3].map(|r| crate::rows::bf16(scales.as_chunks().0[r]));
+    _mm_setr_ps(a, b, c, d)
+}

@@ -1,0 +1,145 @@
+//! The first and the last block: an embedding row in, logits out.
+
+use samara_pool::Chunks;
+use samara_simd::{Affine4Rows, Kernels, PANEL_ROWS};
+
+use super::{Context, scratch::LOGIT_ROWS};
+use crate::{
+    backend::{Activations, Step, check_head_input},
+    error::Error,
+    model::Model,
+    spec::{EmbedSpec, HeadSpec},
+};
+
+/// Rows of a tile when logits of several tokens are wanted.
+const TILE: usize = 512;
+
+/// Fewest panels of 4 rows that are worth handing to a thread.
+const MIN_PANELS: usize = 64;
+
+/// Fewest logits that are worth handing to a thread.
+const MIN_LOGITS: usize = 1 << 12;
+
+/// Fills `hidden`, `[n_tokens, hidden_size]`.
+pub(super) fn embed(
+    cx: &mut Context<'_>,
+    kernels: &Kernels,
+    spec: &EmbedSpec,
+    step: &Step<'_>,
+    hidden: &mut [f32],
+) {
+    let EmbedSpec { weight } = spec;
+    let part = cx.model.matrix(weight);
+    let rows = Affine4Rows::new(part, weight.rows, weight.cols);
+    for ((_, _, token), out) in step.tokens().zip(hidden.chunks_exact_mut(weight.cols)) {
+        kernels.affine4_row(&rows, token as usize, out);
+    }
+    cx.clock.lap("embed", step.n_tokens() * part.len() / weight.rows);
+}
+
+/// Norm, projection, and the order of tokens.
+pub(super) struct Head {
+    spec: HeadSpec,
+    kernels: Kernels,
+    norm: Vec<f32>,
+    /// Row of the weight that holds a token's logit, when rows are not in token order.
+    row_of: Option<Vec<u32>>,
+}
+
+impl Head {
+    pub(super) fn new(model: &Model, spec: &HeadSpec, kernels: Kernels) -> Result<Self, Error> {
+        let HeadSpec { norm, weight: _, token_map } = spec;
+        let row_of = match token_map {
+            Some(map) => {
+                let map = model.token_map(map)?;
+                let mut row_of = vec![0; map.len()];
+                map.iter().zip(0..).for_each(|(&token, row)| row_of[token as usize] = row);
+                Some(row_of)
+            }
+            None => None,
+        };
+        Ok(Head { norm: model.vector(&norm.weight), row_of, kernels, spec: spec.clone() })
+    }
+
+    /// Fills `io.logits`, `[n_logit_rows, vocab_size]`, from `io.hidden`.
+    pub(super) fn forward(
+        &self,
+        cx: &mut Context<'_>,
+        step: &Step<'_>,
+        io: &mut Activations,
+    ) -> Result<(), Error> {
+        let HeadSpec { norm, weight, token_map: _ } = &self.spec;
+        let (vocab_size, hidden_size) = (weight.rows, weight.cols);
+        let part = cx.model.matrix(weight);
+        let rows = Affine4Rows::new(part, vocab_size, hidden_size);
+        let mut wanted = step.logit_rows();
+        for logits in io.logits.chunks_mut(LOGIT_ROWS * vocab_size) {
+            let mut n = 0;
+            let normed = cx.scratch.normed.chunks_exact_mut(hidden_size);
+            for (row, normed) in wanted.by_ref().take(logits.len() / vocab_size).zip(normed) {
+                let hidden = &io.hidden[row * hidden_size..(row + 1) * hidden_size];
+                self.kernels.rms_norm(hidden, &self.norm, norm.eps, normed);
+                check_head_input(normed)?;
+                n += 1;
+            }
+            if n == 0 {
+                break;
+            }
+            cx.scratch.act.quantize(&self.kernels, &cx.scratch.normed[..n * hidden_size], hidden_size);
+            let acts = cx.scratch.act.rows(n, hidden_size);
+            let tokens = &cx.scratch.tokens[..n];
+            let out = &mut cx.scratch.head[..n * vocab_size];
+            let (tile, min_run) = if n == 1 { (PANEL_ROWS, MIN_PANELS) } else { (TILE, 1) };
+            cx.pool.run(
+                Chunks::new(&mut *out, tile * n),
+                min_run,
+                &mut cx.scratch.workers,
+                |_, first, out: &mut [f32]| {
+                    if n == 1 {
+                        let from = first * tile;
+                        self.kernels.affine4_gemv(&rows, &acts.row(0), from..from + out.len(), out);
+                        return;
+                    }
+                    for (i, out) in (first..).zip(out.chunks_mut(tile * n)) {
+                        self.kernels.affine4_gemm(
+                            &rows,
+                            &acts,
+                            tokens,
+                            i * tile..i * tile + out.len() / n,
+                            out,
+                        );
+                    }
+                },
+            );
+            cx.clock.lap("head", part.len());
+
+            // To token order, and out of the tiles.
+            let out = &*out;
+            let value = |i: usize, row: usize| {
+                let start = row / TILE * TILE;
+                out[start * n + i * TILE.min(vocab_size - start) + row % TILE]
+            };
+            for (i, logits) in logits.chunks_exact_mut(vocab_size).take(n).enumerate() {
+                cx.pool.run(
+                    Chunks::new(logits, 1),
+                    MIN_LOGITS,
+                    &mut cx.scratch.workers,
+                    |_, first, run: &mut [f32]| match &self.row_of {
+                        Some(row_of) if n == 1 => {
+                            run.iter_mut().zip(&row_of[first..]).for_each(|(l, &row)| *l = out[row as usize]);
+                        }
+                        Some(row_of) => {
+                            run.iter_mut()
+                                .zip(&row_of[first..])
+                                .for_each(|(l, &row)| *l = value(i, row as usize));
+                        }
+                        None if n == 1 => run.copy_from_slice(&out[first..][..run.len()]),
+                        None => run.iter_mut().zip(first..).for_each(|(l, row)| *l = value(i, row)),
+                    },
+                );
+            }
+            cx.clock.lap("logits", 0);
+        }
+        Ok(())
+    }
+}

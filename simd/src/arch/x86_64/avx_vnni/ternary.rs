@@ -1,0 +1,3 @@
+//! Ternary rows times int8 activations.
+
+ternary_kernels!("avx2,avxvnni");

@@ -1,0 +1,90 @@
+//! The kernels that were fastest on this machine, kept between runs so that they are measured once for each model.
+//!
+//! A file for each model in the user's folder for caches. It is a convenience: without a place for it, or with a file that does
+//! not fit, kernels are measured again.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use samara_runtime::{Choices, KernelId, Model};
+use serde::{Deserialize, Serialize};
+
+use crate::machine::Machine;
+
+/// What the file says. Another version, CPU or set of features has other kernels.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Stored {
+    version: String,
+    cpu: String,
+    features: Vec<String>,
+    /// By backend and shape of a block: the kernels, as `--explain` prints them.
+    kernels: BTreeMap<String, Vec<String>>,
+}
+
+/// What was chosen for this model on this machine before.
+pub(crate) fn load(model: &Model) -> Choices {
+    let stored = path(model).and_then(|path| read(&path));
+    let kernels =
+        stored.filter(|stored| *stored == of_here(stored.kernels.clone())).map(|stored| stored.kernels);
+    let ids = |ids: Vec<String>| {
+        ids.iter()
+            .filter_map(|id| id.split_once('/'))
+            .map(|(op, variant)| KernelId::new(op, variant))
+            .collect()
+    };
+    Choices {
+        kernels: kernels.unwrap_or_default().into_iter().map(|(shape, list)| (shape, ids(list))).collect(),
+    }
+}
+
+/// Keeps `choices` if there is a place for them.
+pub(crate) fn save(model: &Model, choices: &Choices) {
+    let names = |ids: &Vec<KernelId>| ids.iter().map(ToString::to_string).collect();
+    let kernels = choices.kernels.iter().map(|(shape, ids)| (shape.clone(), names(ids))).collect();
+    if let Some(path) = path(model) {
+        // Not being able to is no reason to fail.
+        let _ = write(&path, &of_here(kernels));
+    }
+}
+
+fn of_here(kernels: BTreeMap<String, Vec<String>>) -> Stored {
+    let machine = Machine::detect();
+    Stored {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        cpu: machine.cpu,
+        features: machine.features.iter().map(ToString::to_string).collect(),
+        kernels,
+    }
+}
+
+fn read(path: &Path) -> Option<Stored> {
+    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+}
+
+/// Under another name first: another process may read it meanwhile.
+fn write(path: &Path, stored: &Stored) -> std::io::Result<()> {
+    let part = path.with_extension(format!("{}.part", std::process::id()));
+    path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    let written = serde_json::to_vec_pretty(stored)
+        .map_err(std::io::Error::from)
+        .and_then(|text| std::fs::write(&part, text))
+        .and_then(|()| std::fs::rename(&part, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&part);
+    }
+    written
+}
+
+/// `samara/kernels/DIGEST.json` in the user's folder for caches.
+fn path(model: &Model) -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = if cfg!(windows) {
+        absolute("LOCALAPPDATA")
+    } else {
+        absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))
+    };
+    let name = format!("{:032x}.json", model.file().index().header().digest());
+    cache.map(|cache| cache.join("samara").join("kernels").join(name))
+}
