@@ -135,27 +135,17 @@ impl SamaraFile {
         &self.bytes(tensor)[start as usize..][..place.len as usize]
     }
 
-    /// Asks for a mapped file in pages of 2 MiB. Weights are gigabytes, and with small pages a third of the time goes into
-    /// finding them; but what is read from the disk is then 2 MiB at a time, wanted or not, so memory should have room for
-    /// the whole file. Linux does that from 5.18 on, where the file system can, with what it has not read yet.
+    /// Asks for a mapped file in pages of 2 MiB, for a file that memory has room for. Weights are gigabytes, and with small
+    /// pages a third of the time goes into finding them; but what is read from the disk is then 2 MiB at a time, wanted
+    /// or not. Linux does that from 5.18 on, where the file system can, with what it has not read yet.
     pub fn large_pages(&self) {
         if let Bytes::Mapped(map) = &self.bytes {
             self.large_pages.store(ask_for_large_pages(map), Relaxed);
         }
     }
 
-    /// Says that only what [`will_need`](Self::will_need) names is going to be used: the system then reads no more than
-    /// that of a mapped file. A hint; without effect where the system has none.
-    pub fn random_access(&self) {
-        #[cfg(unix)]
-        if let Bytes::Mapped(map) = &self.bytes {
-            // A hint that is not taken changes nothing but speed.
-            let _ = map.advise(memmap2::Advice::Random);
-        }
-    }
-
     /// Says that one block of a tensor is going to be used: a mapped file is read from the disk without waiting for it. A
-    /// hint, as above; nothing is done where the file comes in in large pages, since what is read ahead would be small
+    /// hint; nothing is done where the file comes in in large pages, since what is read ahead would be small
     /// ones.
     ///
     /// # Panics
@@ -224,7 +214,10 @@ fn ask_for_large_pages(map: &Mmap) -> bool {
     #[cfg(target_os = "linux")]
     {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        has_large_pages(&release) && map.advise(memmap2::Advice::HugePage).is_ok()
+        // One page at a time: without the second hint each is read with the next.
+        has_large_pages(&release)
+            && map.advise(memmap2::Advice::HugePage).is_ok()
+            && map.advise(memmap2::Advice::Random).is_ok()
     }
     #[cfg(not(target_os = "linux"))]
     {
@@ -250,7 +243,16 @@ fn read(mut file: &File, path: &Path, len: u64) -> Result<Mmap, Error> {
     let mut memory = MmapMut::map_anon(size).map_err(|_| out_of_memory())?;
     #[cfg(target_os = "linux")]
     let _ = memory.advise(memmap2::Advice::HugePage);
-    file.rewind().and_then(|()| file.read_exact(&mut memory)).map_err(Error::io("read", path))?;
+    if let Err(error) = file.rewind().and_then(|()| file.read_exact(&mut memory)) {
+        let now = file.metadata().map_or(len, |meta| meta.len());
+        return Err(match error.kind() {
+            // It was that long when it was opened.
+            ErrorKind::UnexpectedEof if now < len => {
+                Error::Truncated { actual: now, expected: len }.in_file(path)
+            }
+            _ => Error::io("read", path)(error),
+        });
+    }
     memory.make_read_only().map_err(Error::io("protect the memory of", path))
 }
 

@@ -97,6 +97,21 @@ impl Engine {
         self.lens[slot]
     }
 
+    /// Takes `len` positions of an empty slot as cached, with values that mean nothing, to measure at a long context. `false`,
+    /// and an empty slot, if a backend cannot.
+    ///
+    /// # Panics
+    /// If the slot holds something, or `len` positions do not fit the context.
+    pub fn pretend(&mut self, slot: usize, len: usize) -> bool {
+        assert!(self.lens[slot] == 0 && len <= self.limits.context, "{len} positions of slot {slot}");
+        let can = self.segments.iter_mut().fold(true, |can, segment| segment.pretend(slot, len) && can);
+        self.lens[slot] = len;
+        if !can {
+            self.rewind(slot, 0);
+        }
+        can
+    }
+
     /// Threads that decode and that prefill, of the first segment that has threads.
     pub fn threads(&self) -> Option<Threads> {
         self.segments.iter().find_map(|segment| segment.threads())

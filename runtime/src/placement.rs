@@ -47,7 +47,8 @@ impl Device {
 pub struct EngineOptions {
     /// Where to run.
     pub device: Device,
-    /// Instruction set of the CPU kernels; `None` takes the fastest that this machine runs.
+    /// Instruction set of the CPU kernels; `None` takes the last that this machine has, or, after [`Plan::measure`], for each
+    /// operation the fastest.
     pub isa: Option<Isa>,
     /// Worker threads; 0 takes one for each core this process may use, and fewer of them where that is faster.
     pub threads: usize,
@@ -167,23 +168,22 @@ impl Plan {
     }
 
     /// Takes the fastest kernels for each block: those that `known` has for its shape, or by a measurement of some
-    /// milliseconds on the block's weights. Returns what was chosen. With an instruction set in the options nothing is
+    /// milliseconds on the block's weights. Returns what is known then. With an instruction set in the options nothing is
     /// measured.
     pub fn measure(&mut self, known: &Choices) -> Choices {
-        let mut choices = Choices::default();
+        // What is known of other shapes and backends stays known.
+        let mut choices = known.clone();
         if self.options.isa.is_some() {
             return choices;
         }
         for (spec, (backend, kernels)) in self.model.architecture().blocks.iter().zip(&mut self.chosen) {
             let backend = &self.backends[*backend];
             let shape = format!("{} {}", backend.name(), backend.shape(spec));
-            let of =
-                |choices: &Choices| choices.kernels.get(&shape).filter(|k| backend.accepts(spec, k)).cloned();
-            let best = of(&choices)
-                .or_else(|| of(known))
-                .unwrap_or_else(|| backend.measure(&self.model, spec, kernels.clone()));
-            choices.kernels.insert(shape, best.clone());
-            *kernels = best;
+            let chosen =
+                choices.kernels.get(&shape).filter(|kernels| backend.accepts(spec, kernels)).cloned();
+            let chosen = chosen.unwrap_or_else(|| backend.measure(&self.model, spec, kernels.clone()));
+            choices.kernels.insert(shape, chosen.clone());
+            *kernels = chosen;
         }
         choices
     }

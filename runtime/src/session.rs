@@ -78,6 +78,14 @@ impl Session {
         self.step(engine, &[token], Logits::Last, logits)
     }
 
+    /// As [`Engine::pretend`]: an empty session then holds `len` times the token 0.
+    pub fn pretend(&mut self, engine: &mut Engine, len: usize) -> bool {
+        self.clear(engine);
+        let can = engine.pretend(self.slot, len);
+        self.tokens.resize(engine.cached(self.slot), 0);
+        can
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self, engine: &mut Engine) {
         engine.rewind(self.slot, 0);

@@ -44,8 +44,6 @@ mod rows;
 pub use activation::{
     ACT_BLOCK, ACT_HALF, ACT_SPAN, QuantizedRow, QuantizedRows, offsets_len, padded_cols, scales_len,
 };
-#[cfg(target_arch = "x86_64")]
-pub use arch::x86_64::avx2::Avx2;
 pub use isa::{Error, Isa};
 pub use kernels::{KernelId, Kernels, Op};
 pub use kv::{KV_BLOCK, KV_DIMS, KV_PART, Kv, KvSlice, attention_state_len, value_at};

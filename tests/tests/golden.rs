@@ -10,7 +10,7 @@ use samara_simd::Kernels;
 use samara_tests::{Fixture, Golden, compare_rows, engine, golden, model, rewrite};
 
 /// What a backend may differ from the exact logits by. Reference: f32 rounding only. CPU: int8
-/// activations, one scale for 16 inputs. Its largest difference is at tokens the model finds hopeless,
+/// activations, one scale for 32 inputs. Its largest difference is at tokens the model finds hopeless,
 /// whose logits are tens below the best, so the KL is the bound that means something. The stress model is random:
 /// its routers are near ties, so rounding changes experts, and its bound only tells the same function from another.
 struct Tolerance {

@@ -52,6 +52,34 @@ fn a_window_of_512_and_one_of_513_differ_from_the_513th_token_on() {
 }
 
 #[test]
+fn a_window_over_several_parts_of_the_cache_is_the_same_in_any_steps() {
+    // The cache looks at 256 positions at a time, so these windows begin inside one part, reach over two or three, and wrap.
+    for window in [255, 256, 257, 300, 512] {
+        let model = with_window(window);
+        let ids = ids(1100);
+        let after = |lens: &[usize], max_batch| {
+            let options =
+                EngineOptions { device: Device::Cpu, context: 1100, max_batch, ..EngineOptions::default() };
+            let mut engine = Engine::new(Arc::clone(&model), &options).expect("compiles");
+            let (mut session, mut logits) = (Session::new(0), Vec::new());
+            for &len in lens {
+                session
+                    .prefill(&mut engine, &ids[..len], &mut logits, &AtomicBool::new(false))
+                    .expect("runs");
+            }
+            for &id in &ids[lens[lens.len() - 1]..] {
+                session.decode(&mut engine, id, &mut logits).expect("runs");
+            }
+            logits
+        };
+        let lens = if emulated() { [1100, 1100] } else { [700, 1000] };
+        let in_one = after(&[1100], 512);
+        assert_eq!(after(&lens, 512), in_one, "window {window}");
+        assert_eq!(after(&[511, 512, 513, 700, 703, 1100], 64), in_one, "window {window}");
+    }
+}
+
+#[test]
 fn full_layers_see_the_first_token_and_windows_do_not() {
     let kinds = |kinds: [&str; 4]| {
         let kinds = Value::Strs(kinds.map(str::to_owned).to_vec());

@@ -46,14 +46,12 @@ fn to_text(machine: &Machine, adapters: &[Adapter], kernels: &Kernels) -> Vec<St
     ];
     lines.extend(Isa::ALL.iter().map(|isa| {
         let state = match (runs(*isa), *isa == kernels.isa()) {
-            (true, true) => "available, chosen",
+            (true, true) => "available, taken unless another is faster on a model's weights",
             (true, false) => "available",
             (false, _) => "not on this machine",
         };
         format!("kernels    {isa}: {state}")
     }));
-    let chosen: Vec<String> = kernels.ids().iter().map(ToString::to_string).collect();
-    lines.push(format!("           {}", chosen.join(", ")));
     let (total, available) = (format_bytes(machine.memory_total), format_bytes(machine.memory_available));
     lines.push(format!("memory     {total}, {available} available"));
     if let Some(limit) = machine.memory_limit {

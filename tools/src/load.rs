@@ -62,13 +62,29 @@ pub(crate) fn open(path: &Path, args: &cli::Engine) -> Result<Arc<Model>> {
     if available(args, 0) / 3 * 2 > model.file().index().file_len() {
         model.file().large_pages();
     }
-    if args.mlock
-        && let Err(error) = model.file().lock()
-    {
-        let advice = "raise the limit of locked memory (ulimit -l), or leave --mlock out";
-        return Err(Failure::Space(format!("{error}: {advice}")).into());
+    if args.mlock {
+        lock(&model, args)?;
     }
     Ok(model)
+}
+
+/// Reads a mapped file and keeps it in memory, if there is room for it.
+fn lock(model: &Model, args: &cli::Engine) -> Result<()> {
+    let (file, available) = (model.file(), available(args, 0));
+    if file.access() == Access::Mmap && file.index().file_len() > available {
+        return Err(Failure::Space(format!(
+            "--mlock: {} is {}, and {} of memory are available: leave --mlock out, a mapped file need not fit",
+            file.path().display(),
+            format_bytes(file.index().file_len()),
+            format_bytes(available)
+        ))
+        .into());
+    }
+    file.lock().map_err(|error| {
+        let advice =
+            if cfg!(unix) { "raise the limit of locked memory (ulimit -l), or leave" } else { "leave" };
+        Failure::Space(format!("{error}: {advice} --mlock out")).into()
+    })
 }
 
 /// Mapped, or read where that was asked for or the drive has no maps, as some network drives have not.
@@ -175,7 +191,7 @@ pub(crate) fn tokenizer(model: &Model) -> Result<Tokenizer> {
 /// Settles the context, prints the memory sum, and allocates.
 pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Result<Engine> {
     let read = model.file().access() == Access::Read;
-    let loaded = if read { model.file().index().file_len() } else { 0 };
+    let loaded = if read || args.mlock { model.file().index().file_len() } else { 0 };
     let available = available(args, loaded);
     let max = model.architecture().max_context;
     let options = EngineOptions {

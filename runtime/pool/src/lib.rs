@@ -3,7 +3,7 @@
 //!
 //! # Why not rayon
 //!
-//! A token of decode is about 200 forks and joins with some microseconds of work between them. rayon wakes its
+//! A token of decode is about 150 forks and joins with some microseconds of work between them. rayon wakes its
 //! workers through a lock and a condition variable, lets them sleep soon, and splits by halves: right for work of
 //! milliseconds and unknown shape. Here the shape is known (rows, all alike, streamed from memory) and the fork is
 //! what costs. So: one job at a time, a store to publish it, workers that spin for a while before they park, and no

@@ -223,6 +223,12 @@ pub trait Segment: Send {
     /// that position `len` would need; the caller then starts again from 0.
     fn rewind(&mut self, slot: usize, len: usize) -> bool;
 
+    /// Takes `len` positions of an empty slot as cached, with values that mean nothing: for measuring at a long context
+    /// without computing it. `false` if the segment cannot.
+    fn pretend(&mut self, _slot: usize, _len: usize) -> bool {
+        false
+    }
+
     /// Threads that decode and that prefill; `None` where that is not decided (yet), or means nothing.
     fn threads(&self) -> Option<Threads> {
         None

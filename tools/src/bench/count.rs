@@ -1,5 +1,7 @@
 //! What a token has to read and compute, from the model's blocks alone.
 
+use std::ops::Range;
+
 use samara_runtime::{AttnSpec, BlockSpec, Engine, HeadSpec, KvType, LayerSpec, MatrixRef, MoeSpec};
 
 /// Bytes of keys and values that the token at `position` reads in all layers, its own among them.
@@ -21,8 +23,9 @@ pub(super) fn kv_bytes(engine: &Engine, position: usize) -> u64 {
         .sum()
 }
 
-/// Multiply-adds of a prefill of `n` tokens, with logits of the last: matrices and attention, nothing else.
-pub(super) fn prefill_macs(blocks: &[BlockSpec], n: usize) -> u64 {
+/// Multiply-adds of a prefill of tokens at `positions`, with logits of the last: matrices and attention, nothing else.
+pub(super) fn prefill_macs(blocks: &[BlockSpec], positions: Range<usize>) -> u64 {
+    let n = positions.len();
     let size = |matrix: &MatrixRef| (matrix.rows * matrix.cols) as u64;
     let of = |block: &BlockSpec| match block {
         BlockSpec::Layer(LayerSpec { index: _, attn, moe }) => {
@@ -30,7 +33,7 @@ pub(super) fn prefill_macs(blocks: &[BlockSpec], n: usize) -> u64 {
             let experts = (3 * n_used * expert_size * router.cols) as u64;
             // A query with each key, and a weight with each value.
             let per_key = 2 * (attn.n_heads * attn.head_dim) as u64;
-            let attention: u64 = (0..n).map(|position| per_key * keys(attn, position)).sum();
+            let attention: u64 = positions.clone().map(|position| per_key * keys(attn, position)).sum();
             n as u64 * (size(&attn.qkv) + size(&attn.o) + size(router) + experts) + attention
         }
         BlockSpec::Head(HeadSpec { weight, .. }) => size(weight),
@@ -79,8 +82,8 @@ mod tests {
         let layer = BlockSpec::Layer(LayerSpec { index: 0, attn, moe });
         // Four tokens see 1, 2, 3 and 3 keys.
         let of_layer = 4 * (128 + 64 + 40 + 2 * 3 * 32) + 2 * 8 * (1 + 2 + 3 + 3);
-        assert_eq!(prefill_macs(std::slice::from_ref(&layer), 4), of_layer);
+        assert_eq!(prefill_macs(std::slice::from_ref(&layer), 0..4), of_layer);
         let head = BlockSpec::Head(HeadSpec { norm, weight: matrix(100, 8), token_map: None });
-        assert_eq!(prefill_macs(&[layer, head], 4), of_layer + 800);
+        assert_eq!(prefill_macs(&[layer, head], 0..4), of_layer + 800);
     }
 }

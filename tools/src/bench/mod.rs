@@ -39,24 +39,23 @@ pub(crate) fn run(args: &Bench) -> Result<()> {
     let format = if args.json { Format::Json } else { args.format };
     let model = load::open(&args.model, &args.engine)?;
     // Decode starts after the prompt, or after one token where there is none.
-    let context = n_prompt.max(1) + n_decode;
+    let context = args.depth as usize + n_prompt.max(1) + n_decode;
+    let asked = match args.depth {
+        0 => format!("-p {n_prompt} -n {n_decode}"),
+        depth => format!("--depth {depth} -p {n_prompt} -n {n_decode}"),
+    };
     if args.engine.ctx.is_some_and(|ctx| (ctx as usize) < context) {
-        return Err(
-            Failure::Usage(format!("-p {n_prompt} -n {n_decode} needs --ctx {context} or more")).into()
-        );
+        return Err(Failure::Usage(format!("{asked} needs --ctx {context} or more")).into());
     }
     let max = model.architecture().max_context;
     if context > max {
-        return Err(Failure::Usage(format!(
-            "-p {n_prompt} -n {n_decode} is {context} tokens; the model holds {max}"
-        ))
-        .into());
+        return Err(Failure::Usage(format!("{asked} is {context} tokens; the model holds {max}")).into());
     }
     let mut engine =
         load::engine(&model, &args.engine, Wants { context, ..Wants::answers(format == Format::Text) })?;
     if engine.limits().context < context {
         return Err(Failure::Space(format!(
-            "a context of {context} tokens does not fit; use a smaller -p or -n"
+            "a context of {context} tokens does not fit; use a smaller --depth, -p or -n"
         ))
         .into());
     }
@@ -89,16 +88,19 @@ struct Runs {
 
 fn measure(engine: &mut Engine, args: &Bench) -> Result<Runs> {
     let (n_prompt, n_decode) = (args.prompt as usize, args.decode as usize);
+    let depth = args.depth as usize;
     let prompt = tokens(n_prompt.max(1), engine.model().architecture().vocab_size);
     let started = Instant::now();
-    pass(engine, &prompt[..prompt.len().min(WARM_UP_PREFILL)], n_decode.min(WARM_UP_DECODE), false)?;
+    let first = &prompt[..prompt.len().min(WARM_UP_PREFILL)];
+    let room = engine.limits().context - depth - first.len();
+    pass(engine, depth, first, if n_decode > 0 { room.min(WARM_UP_DECODE) } else { 0 }, false)?;
     let warm_up_seconds = started.elapsed().as_secs_f64();
     let mut bandwidth = Vec::new();
     measure_bandwidth(engine, args, &mut bandwidth)?;
     let (mut prefill, mut decode, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
     let mut prefill_bytes = None;
     for _ in 0..args.repetitions {
-        let pass = pass(engine, &prompt, n_decode, false)?;
+        let pass = pass(engine, depth, &prompt, n_decode, false)?;
         if n_prompt > 0 {
             prefill.push(n_prompt as f64 / pass.prefill.seconds);
             prefill_bytes = pass.prefill.bytes();
@@ -110,7 +112,7 @@ fn measure(engine: &mut Engine, args: &Bench) -> Result<Runs> {
     }
     measure_bandwidth(engine, args, &mut bandwidth)?;
     let profile = if args.profile {
-        let Pass { prefill, decode, logits_hash } = pass(engine, &prompt, n_decode, true)?;
+        let Pass { prefill, decode, logits_hash } = pass(engine, depth, &prompt, n_decode, true)?;
         hashes.push(logits_hash);
         Some(Profile { prefill: (n_prompt > 0).then_some(prefill), decode: (n_decode > 0).then_some(decode) })
     } else {
@@ -139,14 +141,18 @@ struct Pass {
     logits_hash: u128,
 }
 
-/// One prefill and one greedy decode from an empty cache; with `timers`, where the time of decode goes. The timers of
-/// the prefill always run: they count the bytes, and look at the clock a few times in each layer, for all tokens at once.
-fn pass(engine: &mut Engine, prompt: &[u32], n_decode: usize, timers: bool) -> Result<Pass> {
+/// One prefill and one greedy decode after `depth` made-up tokens; with `timers`, where the time of decode goes. The timers
+/// of the prefill always run: they count the bytes, and look at the clock a few times in each layer, for all tokens at once.
+fn pass(engine: &mut Engine, depth: usize, prompt: &[u32], n_decode: usize, timers: bool) -> Result<Pass> {
     let (mut session, mut logits) = (Session::new(0), Vec::new());
     session.clear(engine);
+    if depth > 0 && !session.pretend(engine, depth) {
+        return Err(Failure::Usage("--depth: this device cannot make up a context".to_owned()).into());
+    }
+    let whole = [session.tokens(), prompt].concat();
     engine.profile(true);
     let started = Instant::now();
-    session.prefill(engine, prompt, &mut logits, &AtomicBool::new(false))?;
+    session.prefill(engine, &whole, &mut logits, &AtomicBool::new(false))?;
     let prefill_seconds = started.elapsed().as_secs_f64();
     let prefill_phases = engine.profile(timers);
     let started = Instant::now();

@@ -1,5 +1,7 @@
 //! The figures, and what belongs to them, as text, markdown or JSON.
 
+use std::ops::Range;
+
 use samara_runtime::{Bandwidth, Engine, adapters, format_bytes};
 use serde_json::{Value, json};
 
@@ -41,9 +43,16 @@ impl Record<'_> {
         })
     }
 
+    /// Where the prompt is.
+    fn prompt_positions(&self) -> Range<usize> {
+        let depth = self.args.depth as usize;
+        depth..depth + self.args.prompt as usize
+    }
+
     /// Keys and values that a token of decode reads, the mean over those that were decoded.
     fn kv_bytes_per_token(&self) -> u64 {
-        let (first, n) = (self.args.prompt.max(1) as usize, self.args.decode as usize);
+        let Bench { depth, prompt, decode, .. } = self.args;
+        let (first, n) = ((*depth + *prompt.max(&1)) as usize, *decode as usize);
         (first..first + n).map(|position| kv_bytes(self.engine, position)).sum::<u64>() / n.max(1) as u64
     }
 
@@ -58,7 +67,7 @@ impl Record<'_> {
 
     /// Billions of multiply-adds a second.
     fn prefill_gmac_per_s(&self) -> Option<f64> {
-        let macs = prefill_macs(&self.engine.model().architecture().blocks, self.args.prompt as usize);
+        let macs = prefill_macs(&self.engine.model().architecture().blocks, self.prompt_positions());
         let per_token = macs as f64 / f64::from(self.args.prompt);
         median(&self.runs.prefill).map(|rate| rate * per_token / 1e9)
     }
@@ -82,7 +91,7 @@ impl Record<'_> {
                 "gmac_per_s": self.prefill_gmac_per_s(),
             },
             "decode": {
-                "tokens": args.decode, "tokens_per_s": median(&runs.decode), "spread": spread(&runs.decode),
+                "tokens": args.decode, "depth": args.depth, "tokens_per_s": median(&runs.decode), "spread": spread(&runs.decode),
                 "gb_per_s": decode, "bytes_per_token": self.bytes_per_token(),
                 "weight_bytes_per_token": engine.model().decode_bytes(),
                 "kv_bytes_per_token": self.kv_bytes_per_token(),
@@ -118,6 +127,7 @@ impl Record<'_> {
         let Record { args, engine, runs, machine: _ } = self;
         let bound = self.bound();
         let mut rows = Vec::new();
+        let depth = if args.depth > 0 { format!(" at {}", args.depth) } else { String::new() };
         let mut row = |name: &str, n: u32, rates: &[f64], gb_per_s: Option<f64>| {
             let (Some(rate), Some([min, max])) = (median(rates), spread(rates)) else { return };
             let mut text = format!("{rate:.2} tok/s ({min:.2} to {max:.2})");
@@ -129,7 +139,7 @@ impl Record<'_> {
                     text += &format!(": {blocks:.1} % of expert blocks, {sequential:.1} % of sequential");
                 }
             }
-            rows.push((format!("{name} {n}"), text));
+            rows.push((format!("{name} {n}{depth}"), text));
         };
         row("prefill", args.prompt, &runs.prefill, self.prefill_gb_per_s());
         row("decode", args.decode, &runs.decode, self.decode_gb_per_s());

@@ -55,8 +55,7 @@ pub(crate) struct Ppl {
 /// Prefill (pp) and decode (tg) in tokens a second: medians over repetitions after a warm-up, with the slowest and
 /// fastest. GB/s is the weights that a phase reads, in decode also the keys and values of the context. Their bound, how
 /// fast this machine reads the model's weights at all, is measured in the same run, before and after: sequentially, and
-/// in blocks of one expert in a shuffled order. Decode at a long context is measured with as large a -p. The hash of the
-/// last logits tells whether two machines, thread counts or versions computed the same.
+/// in blocks of one expert in a shuffled order. The hash of the last logits tells whether two machines, thread counts or versions computed the same.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -64,7 +63,7 @@ Examples:
   samara bench m.samara -p 512 -n 128 -t 4 --format markdown
   samara bench m.samara -p 0 -n 64 --json
   samara bench m.samara --profile             where the time goes
-  samara bench m.samara -p 8192 -n 64         decode after 8192 tokens
+  samara bench m.samara --depth 8192          both after 8192 tokens
 
 JSON keys: prefill.tokens_per_s, decode.tokens_per_s, decode.bytes_per_token
 (weights and cache); of both gb_per_s, share_of_expert_blocks and
@@ -95,6 +94,9 @@ pub(crate) struct Bench {
         allow_negative_numbers = true
     )]
     pub(crate) decode: u32,
+    /// Tokens of context before the prompt, in each repetition. Their keys and values are made up, not computed.
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) depth: u32,
     /// Timed repetitions of both.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u32).range(1..=1000),
           allow_negative_numbers = true)]

@@ -258,6 +258,23 @@ fn perplexity_is_the_same_on_any_number_of_threads() {
 }
 
 #[test]
+fn a_bench_record_at_a_depth_reads_the_cache_there() {
+    let bench = |depth: &str| {
+        let args =
+            ["bench", plain(tiny()), "-p", "4", "-n", "2", "--repetitions", "1", "--no-bandwidth", "--json"];
+        run(args.iter().chain(&["--depth", depth])).expect(0).json()
+    };
+    let kv = |depth| number(&bench(depth)["decode"]["kv_bytes_per_token"]);
+    assert!(kv("2000") > 5.0 * kv("200"), "two of eight layers see all of it");
+    assert_eq!(bench("2000")["context"], 2006);
+    let model = plain(tiny());
+    assert!(run(["bench", model, "--depth", "4096"]).expect(2).error().contains("--depth 4096"));
+    let refused =
+        run(["bench", model, "-p", "1", "-n", "1", "--depth", "9", "--device", "reference"]).expect(2);
+    assert!(refused.error().contains("cannot make up"), "{}", refused.err);
+}
+
+#[test]
 fn stored_logits_are_compared() {
     let golden = fixture("golden/tiny-maple.safetensors");
     let compare = |path: &Path, device: &str| {

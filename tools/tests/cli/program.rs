@@ -54,8 +54,12 @@ pub(crate) fn clean(command: &mut Command) -> &mut Command {
     ] {
         command.env_remove(name);
     }
-    // Nothing is kept between tests.
-    command.env(CACHES, "/nonexistent");
+    // Nothing is kept between tests: nobody can make a folder there.
+    if cfg!(windows) {
+        command.env_remove(CACHES);
+    } else {
+        command.env(CACHES, "/dev/null");
+    }
     if emulated() {
         // Without one the program starts itself again, and that would leave the emulator.
         command.env("XDG_RUNTIME_DIR", "/nonexistent");

@@ -139,6 +139,33 @@ impl Cache {
         }
     }
 
+    /// Takes `len` positions as stored. All are written, so that reading them is reading memory.
+    pub(super) fn pretend(&mut self, slot: usize, len: usize) {
+        let positions = self.n_kv_heads * self.ring.capacity();
+        let of = |per: usize| slot * positions * per..(slot + 1) * positions * per;
+        let (elements, scales) = (of(self.head_dim), of(1));
+        const SMALL: f32 = 0.01;
+        match &mut self.store {
+            Store::F32 { keys, values } => {
+                keys[elements.clone()].fill(SMALL);
+                values[elements].fill(SMALL);
+            }
+            Store::Bf16 { keys, values } => {
+                keys[elements.clone()].fill(bf16(SMALL));
+                values[elements].fill(bf16(SMALL));
+            }
+            Store::Q8 { keys, key_scales, values, value_scales } => {
+                keys[elements.clone()].fill(1);
+                values[elements].fill(1);
+                key_scales[scales.clone()].fill(SMALL);
+                value_scales[scales].fill(SMALL);
+            }
+        }
+        if let Some(last) = len.checked_sub(1) {
+            self.ring.wrote(slot, last);
+        }
+    }
+
     /// Bytes of all heads' keys and values of one position.
     pub(super) fn bytes_per_position(&self) -> usize {
         let bytes = match &self.store {

@@ -141,8 +141,7 @@ impl Backend for Cpu {
         limits: &Limits,
     ) -> Result<Box<dyn Segment>, Error> {
         let pool = self.pool(limits.threads)?;
-        // What every token reads is asked for now, experts when they are first chosen, and nothing else is read.
-        model.file().random_access();
+        // What every token reads is asked for now, experts when they are first chosen.
         for (block, _) in placed {
             match block {
                 BlockSpec::Embed(_) => {}
@@ -157,7 +156,10 @@ impl Backend for Cpu {
         let blocks = placed
             .iter()
             .map(|(block, chosen)| {
-                let kernels = table(self.kernels, block, chosen).unwrap_or(self.kernels);
+                let kernels = match chosen {
+                    [] => self.kernels,
+                    _ => table(self.kernels, block, chosen).expect("kernels that this backend has accepted"),
+                };
                 Ok(match block {
                     BlockSpec::Embed(spec) => Block::Embed(spec.clone(), kernels),
                     BlockSpec::Layer(spec) => {
@@ -263,6 +265,15 @@ impl Segment for CpuSegment {
             }
         }
         kept
+    }
+
+    fn pretend(&mut self, slot: usize, len: usize) -> bool {
+        for block in &mut self.blocks {
+            if let Block::Layer(layer) = block {
+                layer.cache.pretend(slot, len);
+            }
+        }
+        true
     }
 
     fn threads(&self) -> Option<Threads> {

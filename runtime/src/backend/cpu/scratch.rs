@@ -93,7 +93,8 @@ impl Sizes {
                 + 2 * state)
             + PAIRS * (4 + act(expert));
         let logit_rows = limits.max_logit_rows.min(LOGIT_ROWS);
-        let fixed = n_used * act(expert) + 4 * (self.states(limits.context) + (logit_rows + 1) * vocab);
+        let fixed = n_used * (act(expert) + 4 * expert)
+            + 4 * (self.states(limits.context) + (logit_rows + 1) * vocab);
         (limits.max_batch * (per_token + n_used * per_pair) + limits.threads * per_worker + fixed) as u64
     }
 }
