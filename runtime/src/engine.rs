@@ -104,7 +104,7 @@ impl Engine {
     /// If the slot holds something, or `len` positions do not fit the context.
     pub fn pretend(&mut self, slot: usize, len: usize) -> bool {
         assert!(self.lens[slot] == 0 && len <= self.limits.context, "{len} positions of slot {slot}");
-        let can = self.segments.iter_mut().fold(true, |can, segment| segment.pretend(slot, len) && can);
+        let can = self.segments.iter_mut().all(|segment| segment.pretend(slot, len));
         self.lens[slot] = len;
         if !can {
             self.rewind(slot, 0);

@@ -193,7 +193,7 @@ impl Record<'_> {
 
     pub(super) fn to_text(&self) -> Vec<String> {
         let mut lines: Vec<String> =
-            self.rows().into_iter().map(|(name, value)| format!("{name:<14}{value}")).collect();
+            self.rows().into_iter().map(|(name, value)| format!("{name:<20}{value}")).collect();
         lines.push(self.context());
         let blocks = self.bound().map(|bound| bound.expert_blocks);
         lines.extend(self.runs.profile.iter().flat_map(|profile| profile.to_text(blocks)));

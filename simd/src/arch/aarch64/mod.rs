@@ -19,7 +19,7 @@ use crate::rows::PANEL_ROWS;
 /// Four lanes of each row of a panel.
 type Lanes = [float32x4_t; PANEL_ROWS];
 
-/// How far ahead of a panel stream to prefetch, bytes:, not measured here.
+/// How far ahead of a panel stream to prefetch, bytes. Not measured on ARM hardware.
 const PREFETCH: usize = 2048;
 
 /// Asks for the two 64 byte lines [`PREFETCH`] bytes after `bytes`. They may lie past the rows' end: a prefetch is a

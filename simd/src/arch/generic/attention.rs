@@ -151,21 +151,8 @@ impl Run<'_> {
         for block in blocks {
             let len = KV_BLOCK * self.head_dim;
             let keys = keys[block * len..][..len].as_chunks::<KV_BLOCK>().0;
-            let mut sums = [[0.0f32; KV_BLOCK]; N];
-            let queries: [&[f32]; N] =
-                std::array::from_fn(|q| &self.queries[q * self.head_dim..][..keys.len()]);
-            for (d, key) in keys.iter().enumerate() {
-                if d % T::KEYS_A_LINE == 0 {
-                    prefetch(key, PREFETCH);
-                }
-                let key = key.map(T::widen);
-                for (q, sums) in sums.iter_mut().enumerate() {
-                    let query = queries[q][d];
-                    for l in 0..KV_BLOCK {
-                        sums[l] += query * key[l];
-                    }
-                }
-            }
+            let queries = std::array::from_fn(|q| &self.queries[q * self.head_dim..][..keys.len()]);
+            let sums = dot_block::<T, N>(keys, queries);
             // A copy, so that it cannot be what is written below; times 1 changes no bit.
             let scales = scales.map_or([1.0; KV_BLOCK], |scales| scales.as_chunks::<KV_BLOCK>().0[block]);
             for (weights, sums) in weights.iter_mut().zip(&sums) {
@@ -233,6 +220,28 @@ impl Run<'_> {
             }
         }
     }
+}
+
+/// `sums[q][key] = query . key` for the keys of a block: dimensions ascending, one key a lane.
+#[inline(always)]
+fn dot_block<T: Element, const N: usize>(
+    keys: &[[T; KV_BLOCK]],
+    queries: [&[f32]; N],
+) -> [[f32; KV_BLOCK]; N] {
+    let mut sums = [[0.0f32; KV_BLOCK]; N];
+    for (line, keys) in keys.chunks(T::KEYS_A_LINE).enumerate() {
+        prefetch(keys.as_ptr(), PREFETCH);
+        for (i, key) in keys.iter().enumerate() {
+            let key = key.map(T::widen);
+            for (sums, query) in sums.iter_mut().zip(queries) {
+                let query = query[line * T::KEYS_A_LINE + i];
+                for l in 0..KV_BLOCK {
+                    sums[l] += query * key[l];
+                }
+            }
+        }
+    }
+    sums
 }
 
 /// `sums[q] += Σ weights[q][key] * values[key]`, keys ascending.

@@ -34,26 +34,44 @@ macro_rules! ternary_kernels {
         #[target_feature(enable = $features)]
         fn panel_lanes(panel: &[[u8; CHUNK]], act: &QuantizedRow<'_>) -> [Float; VECTORS] {
             let mut lanes = [zero_lanes(); VECTORS];
-            let spans = panel.chunks(SPAN_BLOCKS).zip(act.q_blocks().chunks(SPAN_BLOCKS));
-            for ((chunks, q), scales) in spans.zip(act.span_scales()) {
-                // Even planes, and odd ones four times too large: that saves shifts.
-                let (mut even, mut odd) = ([zero(); VECTORS], [zero(); VECTORS]);
-                for (chunk, q) in chunks.iter().zip(q) {
-                    prefetch(chunk);
-                    let q = q.as_chunks::<32>().0;
-                    let q = [load_q(&q[0]), load_q(&q[1]), load_q(&q[2]), load_q(&q[3])];
-                    for v in 0..VECTORS {
-                        let codes = load_codes(chunk, v);
-                        even[v] = dot(even[v], bits::<0, 0b0011>(codes), q[0]);
-                        odd[v] = dot(odd[v], bits::<0, 0b1100>(codes), q[1]);
-                        even[v] = dot(even[v], bits::<4, 0b0011>(codes), q[2]);
-                        odd[v] = dot(odd[v], bits::<4, 0b1100>(codes), q[3]);
-                    }
-                }
-                let scales = load_scales(scales);
+            let (spans, last) = panel.as_chunks::<SPAN_BLOCKS>();
+            let (q_spans, q_last) = act.q_blocks().as_chunks::<SPAN_BLOCKS>();
+            let (scales, last_scales) = act.span_scales().split_at(spans.len());
+            for ((chunks, q), scales) in spans.iter().zip(q_spans).zip(scales) {
+                lanes = add_span(lanes, chunks, q, scales);
+            }
+            match last_scales {
+                [scales] => add_span(lanes, last, q_last, scales),
+                _ => lanes,
+            }
+        }
+
+        /// `lanes` and scale * code sum of one span.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn add_span(
+            mut lanes: [Float; VECTORS],
+            chunks: &[[u8; CHUNK]],
+            q: &[[i8; ACT_BLOCK]],
+            scales: &[f32; LANES],
+        ) -> [Float; VECTORS] {
+            // Even planes, and odd ones four times too large: that saves shifts.
+            let (mut even, mut odd) = ([zero(); VECTORS], [zero(); VECTORS]);
+            for (chunk, q) in chunks.iter().zip(q) {
+                prefetch(chunk);
+                let q = q.as_chunks::<32>().0;
+                let q = [load_q(&q[0]), load_q(&q[1]), load_q(&q[2]), load_q(&q[3])];
                 for v in 0..VECTORS {
-                    lanes[v] = add_product(lanes[v], scales, sums(add_quarter(even[v], odd[v])));
+                    let codes = load_codes(chunk, v);
+                    even[v] = dot(even[v], bits::<0, 0b0011>(codes), q[0]);
+                    odd[v] = dot(odd[v], bits::<0, 0b1100>(codes), q[1]);
+                    even[v] = dot(even[v], bits::<4, 0b0011>(codes), q[2]);
+                    odd[v] = dot(odd[v], bits::<4, 0b1100>(codes), q[3]);
                 }
+            }
+            let scales = load_scales(scales);
+            for v in 0..VECTORS {
+                lanes[v] = add_product(lanes[v], scales, sums(add_quarter(even[v], odd[v])));
             }
             lanes
         }
