@@ -54,9 +54,11 @@ fn a_window_of_512_and_one_of_513_differ_from_the_513th_token_on() {
 #[test]
 fn a_window_over_several_parts_of_the_cache_is_the_same_in_any_steps() {
     // The cache looks at 256 positions at a time, so these windows begin inside one part, reach over two or three, and wrap.
-    for window in [255, 256, 257, 300, 512] {
+    let windows = [257, 255, 256, 300, 512];
+    let n = if emulated() { 600 } else { 1100 };
+    for &window in if emulated() { &windows[..1] } else { &windows[..] } {
         let model = with_window(window);
-        let ids = ids(1100);
+        let ids = ids(n);
         let after = |lens: &[usize], max_batch| {
             let options =
                 EngineOptions { device: Device::Cpu, context: 1100, max_batch, ..EngineOptions::default() };
@@ -72,10 +74,11 @@ fn a_window_over_several_parts_of_the_cache_is_the_same_in_any_steps() {
             }
             logits
         };
-        let lens = if emulated() { [1100, 1100] } else { [700, 1000] };
-        let in_one = after(&[1100], 512);
-        assert_eq!(after(&lens, 512), in_one, "window {window}");
-        assert_eq!(after(&[511, 512, 513, 700, 703, 1100], 64), in_one, "window {window}");
+        let in_one = after(&[n], 512);
+        assert_eq!(after(&[511, 512, 513, n - 20], 64), in_one, "window {window}");
+        if !emulated() {
+            assert_eq!(after(&[700, 1000], 512), in_one, "window {window}");
+        }
     }
 }
 
