@@ -24,6 +24,15 @@ impl KvType {
     /// Every type.
     pub const ALL: [KvType; 3] = [KvType::F32, KvType::Bf16, KvType::Q8];
 
+    /// Bytes of one key or value of `head_dim` elements.
+    pub fn head_bytes(self, head_dim: usize) -> usize {
+        match self {
+            KvType::F32 => size_of::<f32>() * head_dim,
+            KvType::Bf16 => size_of::<u16>() * head_dim,
+            KvType::Q8 => head_dim + size_of::<f32>(),
+        }
+    }
+
     /// The name `--kv` takes.
     pub fn name(self) -> &'static str {
         match self {

@@ -121,7 +121,9 @@ macro_rules! kernel_table {
                 Self { isa, $($name: Kernel { isa, run: neon_dotprod::$path::$function },)* }
             }
 
-            fn replaced(mut self, op: Op, other: &Self) -> Self {
+            /// This table with the kernel of `other` for `op`.
+            #[must_use]
+            pub fn with(mut self, op: Op, other: &Self) -> Self {
                 match op {
                     $(Op::$op => self.$name = other.$name,)*
                 }
@@ -211,12 +213,6 @@ impl Kernels {
             }
             _ => Err(Error::IsaUnavailable { isa }),
         }
-    }
-
-    /// This table with the kernel of `other` for `op`.
-    #[must_use]
-    pub fn with(self, op: Op, other: &Self) -> Self {
-        self.replaced(op, other)
     }
 
     /// The instruction set the table was made for.

@@ -3,11 +3,7 @@
 //! The loop knows a source of lines and something that answers; terminals and models come from outside, so tests
 //! put scripted ones in their place. What was said stays in the history, also when an answer was stopped.
 
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-    sync::atomic::Ordering,
-};
+use std::{io::Write, path::PathBuf, sync::atomic::Ordering};
 
 use anyhow::{Context, Result};
 use rustyline::{DefaultEditor, error::ReadlineError};
@@ -16,6 +12,7 @@ use samara_runtime::{Error as RuntimeError, Event, Message};
 use crate::{
     cli::Run,
     failure::Failure,
+    folders,
     interrupt::{self, CANCEL},
     output::{Printer, note},
     run::{Reply, Speaker, summary},
@@ -218,14 +215,7 @@ impl LineSource for Keyboard {
 
 /// `samara/history` in the user's folder for state.
 fn history_path() -> Option<PathBuf> {
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = if cfg!(windows) {
-        absolute("LOCALAPPDATA")
-    } else {
-        absolute("XDG_STATE_HOME")
-            .or_else(|| absolute("HOME").map(|home| home.join(Path::new(".local/state"))))
-    };
-    state.map(|state| state.join("samara").join("history"))
+    folders::samara("XDG_STATE_HOME", ".local/state").map(|folder| folder.join("history"))
 }
 
 /// A model whose words go to the terminal.

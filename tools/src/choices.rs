@@ -11,7 +11,7 @@ use std::{
 use samara_runtime::{Choices, KernelId, Model};
 use serde::{Deserialize, Serialize};
 
-use crate::machine::Machine;
+use crate::{folders, machine::Machine};
 
 /// What the file says. Another version, CPU or set of features has other kernels.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -79,12 +79,6 @@ fn write(path: &Path, stored: &Stored) -> std::io::Result<()> {
 
 /// `samara/kernels/DIGEST.json` in the user's folder for caches.
 fn path(model: &Model) -> Option<PathBuf> {
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let cache = if cfg!(windows) {
-        absolute("LOCALAPPDATA")
-    } else {
-        absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))
-    };
     let name = format!("{:032x}.json", model.file().index().header().digest());
-    cache.map(|cache| cache.join("samara").join("kernels").join(name))
+    folders::samara("XDG_CACHE_HOME", ".cache").map(|folder| folder.join("kernels").join(name))
 }

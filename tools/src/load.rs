@@ -70,15 +70,10 @@ pub(crate) fn open(path: &Path, args: &cli::Engine) -> Result<Arc<Model>> {
 
 /// Reads a mapped file and keeps it in memory, if there is room for it.
 fn lock(model: &Model, args: &cli::Engine) -> Result<()> {
-    let (file, available) = (model.file(), available(args, 0));
-    if file.access() == Access::Mmap && file.index().file_len() > available {
-        return Err(Failure::Space(format!(
-            "--mlock: {} is {}, and {} of memory are available: leave --mlock out, a mapped file need not fit",
-            file.path().display(),
-            format_bytes(file.index().file_len()),
-            format_bytes(available)
-        ))
-        .into());
+    let file = model.file();
+    if file.access() == Access::Mmap {
+        let what = format!("--mlock: {}", file.path().display());
+        fits(&what, file.index().file_len(), args, "leave --mlock out, a mapped file need not fit")?;
     }
     file.lock().map_err(|error| {
         let advice =
@@ -110,23 +105,24 @@ fn cannot_be_mapped(error: &RuntimeError) -> bool {
 /// Opens a model and reads it, if there is memory for it.
 fn read(path: &Path, args: &cli::Engine) -> Result<Arc<Model>> {
     if let Ok(meta) = path.metadata() {
-        let available = available(args, 0);
-        if meta.len() > available {
-            let advice = if args.no_mmap {
-                "leave --no-mmap out, a mapped file need not fit"
-            } else {
-                "copy it to a drive that can map files"
-            };
-            return Err(Failure::Space(format!(
-                "{} is {}, and {} of memory are available: {advice}",
-                path.display(),
-                format_bytes(meta.len()),
-                format_bytes(available)
-            ))
-            .into());
-        }
+        let advice = if args.no_mmap {
+            "leave --no-mmap out, a mapped file need not fit"
+        } else {
+            "copy it to a drive that can map files"
+        };
+        fits(&path.display().to_string(), meta.len(), args, advice)?;
     }
     Ok(Arc::new(Model::open(path, Access::Read)?))
+}
+
+/// Refuses what is `len` bytes if memory has no room for it.
+fn fits(what: &str, len: u64, args: &cli::Engine, advice: &str) -> Result<()> {
+    let available = available(args, 0);
+    if len <= available {
+        return Ok(());
+    }
+    let (len, available) = (format_bytes(len), format_bytes(available));
+    Err(Failure::Space(format!("{what} is {len}, and {available} of memory are available: {advice}")).into())
 }
 
 /// Bytes of address space that a thread takes: its stack, and the arena that glibc reserves for it.
@@ -222,10 +218,13 @@ pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Re
         note(&limits);
     }
     checked?;
-    let known = choices::load(model);
-    let choices = plan.measure(&known);
-    if choices != known && !choices.kernels.is_empty() {
-        choices::save(model, &choices);
+    // With an instruction set nothing is left to choose.
+    if args.isa.is_none() {
+        let known = choices::load(model);
+        let choices = plan.measure(&known);
+        if choices != known {
+            choices::save(model, &choices);
+        }
     }
     Ok(plan.compile()?)
 }

@@ -14,6 +14,7 @@ mod demo;
 mod devices;
 mod doctor;
 mod failure;
+mod folders;
 mod inspect;
 mod interrupt;
 mod load;

@@ -11,12 +11,7 @@ pub(super) fn kv_bytes(engine: &Engine, position: usize) -> u64 {
         .map(|(block, placement)| match block {
             BlockSpec::Layer(LayerSpec { attn, .. }) => {
                 let kv = if placement.backend == "reference" { KvType::F32 } else { engine.limits().kv };
-                let vector = match kv {
-                    KvType::F32 => 4 * attn.head_dim,
-                    KvType::Bf16 => 2 * attn.head_dim,
-                    KvType::Q8 => attn.head_dim + size_of::<f32>(),
-                };
-                2 * (attn.n_kv_heads * vector) as u64 * keys(attn, position)
+                2 * (attn.n_kv_heads * kv.head_bytes(attn.head_dim)) as u64 * keys(attn, position)
             }
             BlockSpec::Embed(_) | BlockSpec::Head(_) => 0,
         })

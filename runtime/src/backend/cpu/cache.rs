@@ -18,6 +18,7 @@ pub(super) struct Cache {
     pub(super) ring: Ring,
     n_kv_heads: usize,
     head_dim: usize,
+    kv: KvType,
     store: Store,
 }
 
@@ -38,12 +39,7 @@ pub(super) fn bytes_of(blocks: &[BlockSpec], limits: &Limits) -> u64 {
     let of = |block: &BlockSpec| match block {
         BlockSpec::Layer(LayerSpec { index: _, attn, moe: _ }) => {
             let heads = limits.n_slots * attn.n_kv_heads * capacity(attn, limits);
-            let bytes = match limits.kv {
-                KvType::F32 => 4 * attn.head_dim,
-                KvType::Bf16 => 2 * attn.head_dim,
-                KvType::Q8 => attn.head_dim + 4,
-            };
-            2 * (heads * bytes) as u64
+            2 * (heads * limits.kv.head_bytes(attn.head_dim)) as u64
         }
         BlockSpec::Embed(_) | BlockSpec::Head(_) => 0,
     };
@@ -65,7 +61,7 @@ impl Cache {
                 value_scales: vec![0.0; positions],
             },
         };
-        Cache { ring, n_kv_heads: attn.n_kv_heads, head_dim: attn.head_dim, store }
+        Cache { ring, n_kv_heads: attn.n_kv_heads, head_dim: attn.head_dim, kv: limits.kv, store }
     }
 
     /// Stores the step's positions. `keys` and `values` are `[n_kv_heads, n_tokens, head_dim]`.
@@ -77,7 +73,7 @@ impl Cache {
         keys: &[f32],
         values: &[f32],
     ) {
-        let Cache { ring, n_kv_heads, head_dim, store } = self;
+        let Cache { ring, n_kv_heads, head_dim, kv: _, store } = self;
         let (n_kv_heads, head_dim, n_tokens) = (*n_kv_heads, *head_dim, step.n_tokens());
         step.tokens().for_each(|(slot, position, _)| ring.wrote(slot, position));
         let (capacity, n_heads_in_all) = (ring.capacity(), n_kv_heads * ring.n_slots());
@@ -168,12 +164,7 @@ impl Cache {
 
     /// Bytes of all heads' keys and values of one position.
     pub(super) fn bytes_per_position(&self) -> usize {
-        let bytes = match &self.store {
-            Store::F32 { .. } => 4 * self.head_dim,
-            Store::Bf16 { .. } => 2 * self.head_dim,
-            Store::Q8 { .. } => self.head_dim + 4,
-        };
-        2 * self.n_kv_heads * bytes
+        2 * self.n_kv_heads * self.kv.head_bytes(self.head_dim)
     }
 
     /// Positions `KV_PART * part..` of one head, up to but without `end`.

@@ -5,14 +5,12 @@
 //! is computed is the same to the bit.
 
 use samara_pool::{At, Chunks, Pool};
-use samara_simd::{
-    Bf16Rows, KV_PART, Kernels, PANEL_ROWS, QuantizedRows, TernaryRows, attention_state_len, padded_cols,
-};
+use samara_simd::{Bf16Rows, KV_PART, Kernels, PANEL_ROWS, QuantizedRows, TernaryRows, attention_state_len};
 
 use super::{
     Context,
     cache::Cache,
-    scratch::{ActRun, PAIRS, Pair, Scratch, TILE, Worker, piece_of, quantize_rows},
+    scratch::{ActRun, PAIRS, Pair, Scratch, TILE, Worker, piece_of, quantize_rows, rows_of},
 };
 use crate::{
     backend::{Limits, Step},
@@ -219,13 +217,7 @@ impl Layer {
 
         let (mixed, q_len) = (&*mixed, o.cols);
         let work = |w: &mut Worker, first: usize, act: ActRun<'_>| {
-            let (q, scales, offsets) = act;
-            let n = q.len() / padded_cols(q_len);
-            let rows = q
-                .chunks_exact_mut(q.len() / n)
-                .zip(scales.chunks_exact_mut(scales.len() / n))
-                .zip(offsets.chunks_exact_mut(offsets.len() / n));
-            for (token, ((q, scales), offsets)) in (first..).zip(rows) {
+            for (token, (q, scales, offsets)) in (first..).zip(rows_of(act, q_len)) {
                 let row = &mut w.row[..q_len];
                 for (kv_head, row) in row.chunks_exact_mut(width).enumerate() {
                     row.copy_from_slice(&mixed[(kv_head * n_tokens + token) * width..][..width]);

@@ -283,13 +283,16 @@ impl Act {
 }
 
 /// Quantises `x`, `[n, cols]`, into the buffers of n rows.
-pub(super) fn quantize_rows(kernels: &Kernels, x: &[f32], cols: usize, (q, scales, offsets): ActRun<'_>) {
-    let rows = q.chunks_exact_mut(padded_cols(cols)).zip(scales.chunks_exact_mut(scales_len(cols)));
-    for ((x, (q, scales)), offsets) in
-        x.chunks_exact(cols).zip(rows).zip(offsets.chunks_exact_mut(offsets_len(cols)))
-    {
+pub(super) fn quantize_rows(kernels: &Kernels, x: &[f32], cols: usize, run: ActRun<'_>) {
+    for (x, (q, scales, offsets)) in x.chunks_exact(cols).zip(rows_of(run, cols)) {
         kernels.quantize(x, q, scales, offsets);
     }
+}
+
+/// The buffers of each row, of `cols` columns.
+pub(super) fn rows_of((q, scales, offsets): ActRun<'_>, cols: usize) -> impl Iterator<Item = ActRun<'_>> {
+    let rows = q.chunks_exact_mut(padded_cols(cols)).zip(scales.chunks_exact_mut(scales_len(cols)));
+    rows.zip(offsets.chunks_exact_mut(offsets_len(cols))).map(|((q, scales), offsets)| (q, scales, offsets))
 }
 
 /// Cosines and sines of a step's positions, `[tokens, dim / 2]`; layers that rotate alike share them.

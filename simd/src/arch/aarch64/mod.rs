@@ -12,8 +12,8 @@ pub(crate) mod neon_dotprod;
 mod ternary;
 
 use std::arch::aarch64::*;
-use std::arch::asm;
 
+use crate::arch::generic;
 use crate::rows::PANEL_ROWS;
 
 /// Four lanes of each row of a panel.
@@ -22,21 +22,11 @@ type Lanes = [float32x4_t; PANEL_ROWS];
 /// How far ahead of a panel stream to prefetch, bytes. Not measured on ARM hardware.
 const PREFETCH: usize = 2048;
 
-/// Asks for the two 64 byte lines [`PREFETCH`] bytes after `bytes`. They may lie past the rows' end: a prefetch is a
-/// hint and does not fault.
-#[inline]
-#[target_feature(enable = "neon")]
+/// Asks for the two 64 byte lines [`PREFETCH`] bytes after `bytes`.
+#[inline(always)]
 fn prefetch(bytes: &[u8]) {
-    let ahead = bytes.as_ptr().wrapping_add(PREFETCH);
-    // SAFETY: changes nothing that a program can see.
-    unsafe {
-        asm!(
-            "prfm pldl1keep, [{0}]",
-            "prfm pldl1keep, [{0}, #64]",
-            in(reg) ahead,
-            options(readonly, nostack, preserves_flags)
-        );
-    }
+    generic::prefetch(bytes.as_ptr(), PREFETCH);
+    generic::prefetch(bytes.as_ptr(), PREFETCH + 64);
 }
 
 #[inline]

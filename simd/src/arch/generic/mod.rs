@@ -34,7 +34,8 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     tree(lanes)
 }
 
-/// Asks for the cache line that is `bytes` after `value`. It may lie past the end of what `value` is in.
+/// Asks for the cache line that is `bytes` after `value`. It may lie past the end of what `value` is in: a prefetch is a hint
+/// and does not fault.
 #[inline(always)]
 pub(crate) fn prefetch<T>(value: *const T, bytes: usize) {
     let line = value.cast::<i8>().wrapping_add(bytes);

@@ -10,7 +10,7 @@ macro_rules! affine4_kernels {
         use super::*;
         use crate::activation::{ACT_HALF, LANES, QuantizedRow, QuantizedRows};
         use crate::arch::scalar::{self, affine4::SPAN_GROUPS};
-        use crate::arch::x86_64::{GEMM_TOKENS, PanelLanes, RUN_BLOCKS, Unpacked, prefetch, put, tile_len};
+        use crate::arch::x86_64::{GEMM_TOKENS, PanelLanes, RUN_BLOCKS, Unpacked, acts_of, prefetch, put, tile, tile_len};
         use crate::rows::{Affine4Rows, CHUNK, PANEL_ROWS};
 
         const RUN_GROUPS: usize = 2 * RUN_BLOCKS;
@@ -86,10 +86,7 @@ macro_rules! affine4_kernels {
             let mut groups = [Group::EMPTY; RUN_GROUPS];
             let mut partial = [Partial::EMPTY; GEMM_TOKENS];
             for (tokens, out) in tokens.chunks(GEMM_TOKENS).zip(out.chunks_mut(GEMM_TOKENS * n_rows)) {
-                let mut acts_of = [acts.row(tokens[0] as usize); GEMM_TOKENS];
-                for (act, &token) in acts_of.iter_mut().zip(tokens) {
-                    *act = acts.row(token as usize);
-                }
+                let acts_of = acts_of(acts, tokens);
                 for p in panels.clone() {
                     let at = PANEL_ROWS * (p - panels.start);
                     let (header, chunks) = rows.panel(p);
@@ -109,14 +106,7 @@ macro_rules! affine4_kernels {
                             let partial = &mut partial[done..done + n];
                             let out = &mut out[done * n_rows..(done + n) * n_rows];
                             let acts = &acts_of[done..];
-                            match n {
-                                1 => run.tile::<1>(acts, partial, out),
-                                2 => run.tile::<2>(acts, partial, out),
-                                3 => run.tile::<3>(acts, partial, out),
-                                4 => run.tile::<4>(acts, partial, out),
-                                5 => run.tile::<5>(acts, partial, out),
-                                _ => run.tile::<6>(acts, partial, out),
-                            }
+                            tile!(n, run; acts, partial, out);
                             done += n;
                         }
                     }

@@ -20,7 +20,8 @@ mod zmm;
 
 use std::arch::x86_64::*;
 
-use crate::activation::{ACT_BLOCK, LANES, SPAN_BLOCKS};
+use crate::activation::{ACT_BLOCK, LANES, QuantizedRow, QuantizedRows, SPAN_BLOCKS};
+use crate::arch::generic;
 use crate::rows::{CHUNK, PANEL_ROWS};
 
 /// How far ahead of a panel stream to prefetch, bytes (`benches/ternary_layout.rs`). Every line of a stream
@@ -44,15 +45,37 @@ struct PanelLanes([[f32; LANES]; PANEL_ROWS]);
 #[repr(align(64))]
 struct Unpacked<const PLANES: usize>([[u8; CHUNK]; PLANES]);
 
-/// Asks for the two cache lines [`PREFETCH`] bytes after `chunk`. They may lie past the rows' end: a
-/// prefetch is a hint and does not fault.
-#[inline]
-#[target_feature(enable = "sse")]
+/// Asks for the two cache lines [`PREFETCH`] bytes after `chunk`.
+#[inline(always)]
 fn prefetch(chunk: &[u8; CHUNK]) {
-    let ahead = chunk.as_ptr().cast::<i8>().wrapping_add(PREFETCH);
-    _mm_prefetch::<_MM_HINT_T0>(ahead);
-    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64));
+    generic::prefetch(chunk.as_ptr(), PREFETCH);
+    generic::prefetch(chunk.as_ptr(), PREFETCH + 64);
 }
+
+/// Activations `tokens` of a gemm's pass, at most [`GEMM_TOKENS`] of them; what is beyond repeats the first.
+#[inline(always)]
+fn acts_of<'a>(acts: &QuantizedRows<'a>, tokens: &[u32]) -> [QuantizedRow<'a>; GEMM_TOKENS] {
+    let mut rows = [acts.row(tokens[0] as usize); GEMM_TOKENS];
+    for (row, &token) in rows.iter_mut().zip(tokens) {
+        *row = acts.row(token as usize);
+    }
+    rows
+}
+
+/// `$run.tile` for a tile of `$n` tokens, 1 to 6.
+macro_rules! tile {
+    ($n:expr, $run:ident $(, $flag:literal)?; $($arg:expr),*) => {
+        match $n {
+            1 => $run.tile::<1 $(, $flag)?>($($arg),*),
+            2 => $run.tile::<2 $(, $flag)?>($($arg),*),
+            3 => $run.tile::<3 $(, $flag)?>($($arg),*),
+            4 => $run.tile::<4 $(, $flag)?>($($arg),*),
+            5 => $run.tile::<5 $(, $flag)?>($($arg),*),
+            _ => $run.tile::<6 $(, $flag)?>($($arg),*),
+        }
+    };
+}
+pub(crate) use tile;
 
 /// The size of the next tile of `left` tokens: no tile is small if there are enough of them.
 #[inline(always)]

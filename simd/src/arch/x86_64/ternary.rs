@@ -10,7 +10,7 @@ macro_rules! ternary_kernels {
         use super::*;
         use crate::activation::{ACT_BLOCK, LANES, QuantizedRow, QuantizedRows, SPAN_BLOCKS};
         use crate::arch::x86_64::{
-            GEMM_TOKENS, PanelLanes, RUN_BLOCKS, Unpacked, prefetch, put, row_scales, tile_len,
+            GEMM_TOKENS, PanelLanes, RUN_BLOCKS, Unpacked, acts_of, prefetch, put, row_scales, tile, tile_len,
         };
         use crate::rows::{CHUNK, PANEL_ROWS, TernaryRows};
 
@@ -94,10 +94,7 @@ macro_rules! ternary_kernels {
             let mut codes = [Unpacked([[0; CHUNK]; 4]); RUN_BLOCKS];
             let mut lanes = [PanelLanes([[0.0; LANES]; PANEL_ROWS]); GEMM_TOKENS];
             for (tokens, out) in tokens.chunks(GEMM_TOKENS).zip(out.chunks_mut(GEMM_TOKENS * n_rows)) {
-                let mut acts_of = [acts.row(tokens[0] as usize); GEMM_TOKENS];
-                for (act, &token) in acts_of.iter_mut().zip(tokens) {
-                    *act = acts.row(token as usize);
-                }
+                let acts_of = acts_of(acts, tokens);
                 for p in panels.clone() {
                     let at = PANEL_ROWS * (p - panels.start);
                     let panel = rows.panel(p);
@@ -117,19 +114,10 @@ macro_rules! ternary_kernels {
                             let lanes = &mut lanes[done..done + n];
                             let out = &mut out[done * n_rows..(done + n) * n_rows];
                             let acts = &acts_of[done..];
-                            match (n, done) {
-                                (1, 0) => run.tile::<1, true>(acts, lanes, out),
-                                (2, 0) => run.tile::<2, true>(acts, lanes, out),
-                                (3, 0) => run.tile::<3, true>(acts, lanes, out),
-                                (4, 0) => run.tile::<4, true>(acts, lanes, out),
-                                (5, 0) => run.tile::<5, true>(acts, lanes, out),
-                                (_, 0) => run.tile::<6, true>(acts, lanes, out),
-                                (1, _) => run.tile::<1, false>(acts, lanes, out),
-                                (2, _) => run.tile::<2, false>(acts, lanes, out),
-                                (3, _) => run.tile::<3, false>(acts, lanes, out),
-                                (4, _) => run.tile::<4, false>(acts, lanes, out),
-                                (5, _) => run.tile::<5, false>(acts, lanes, out),
-                                _ => run.tile::<6, false>(acts, lanes, out),
+                            if done == 0 {
+                                tile!(n, run, true; acts, lanes, out);
+                            } else {
+                                tile!(n, run, false; acts, lanes, out);
                             }
                             done += n;
                         }
