@@ -1,52 +1,103 @@
 //! GPU kernels as data: WGSL text, and what reflection says a backend must bind to run it.
 //!
-//! Each file of `wgsl/` is one kernel with one compute entry point of the same name. The build script has naga parse and
-//! validate it and write it as SPIR-V, MSL and HLSL, and turns it into a row of [`KERNELS`]; a shader that fails is a build
-//! error with file, line and column. Nothing here touches a GPU, so this crate proves that a kernel is well formed and fits its
-//! host-side structs, not that its numbers are right: that comparison belongs to the backend that can run it.
+//! Each file of `wgsl/` is one kernel with one compute entry point of the same name; pieces that kernels share are in `wgsl/lib`.
+//! A kernel has a text for each [`Variant`]. The build script has naga parse and validate every text and write it as SPIR-V, MSL
+//! and HLSL, and turns the kernel into a row of [`KERNELS`]; a shader that fails is a build error with file, line and column.
+//! Dimensions are pipeline-overridable constants. Nothing here touches a GPU, so this crate proves that a kernel is well formed, not
+//! that its numbers are right: that comparison belongs to the backend that can run it.
 
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
+mod expand;
+#[cfg(test)]
 mod validate;
+
+use std::fmt;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
+/// Which of its texts a kernel is run with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Variant {
+    /// Sums are made with subgroup operations; subgroups have at least 8 invocations. Otherwise through workgroup memory.
+    pub subgroups: bool,
+    /// Dot products of bytes with `dot4I8Packed`; otherwise spelled out.
+    pub packed_dot: bool,
+}
+
+impl Variant {
+    /// Every variant, the one that runs anywhere first.
+    pub const ALL: [Variant; 4] = [
+        Variant { subgroups: false, packed_dot: false },
+        Variant { subgroups: false, packed_dot: true },
+        Variant { subgroups: true, packed_dot: false },
+        Variant { subgroups: true, packed_dot: true },
+    ];
+
+    /// For messages and tables: `subgroup+packed`.
+    pub const fn name(self) -> &'static str {
+        match (self.subgroups, self.packed_dot) {
+            (false, false) => "shared+plain",
+            (false, true) => "shared+packed",
+            (true, false) => "subgroup+plain",
+            (true, true) => "subgroup+packed",
+        }
+    }
+
+    const fn index(self) -> usize {
+        2 * self.subgroups as usize + self.packed_dot as usize
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// One validated kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Kernel {
     /// Name of the file without its ending.
     pub name: &'static str,
-    /// WGSL text, as in the file.
-    pub source: &'static str,
+    /// WGSL text by [`Variant::index`].
+    sources: [&'static str; 4],
+    /// What the text depends on.
+    uses: Variant,
     /// Name of the compute entry point.
     pub entry_point: &'static str,
     /// Invocations in a workgroup, by axis.
     pub workgroup_size: [u32; 3],
-    /// Bytes of workgroup memory the kernel declares.
+    /// Bytes of workgroup memory the kernel declares, with the constants' defaults and in the variant that takes most.
     pub workgroup_memory: u32,
     /// Resources to bind, in (group, binding) order.
     pub bindings: &'static [Binding],
+    /// What the host may set when it makes a pipeline.
+    pub constants: &'static [Constant],
 }
 
 impl Kernel {
-    /// Size in bytes of the uniform struct bound under `name`, if there is one.
-    pub const fn uniform_size(&self, name: &str) -> Option<u32> {
-        let mut i = 0;
-        while i < self.bindings.len() {
-            let binding = &self.bindings[i];
-            if let BindingKind::Uniform { size } = binding.kind
-                && same(binding.name, name)
-            {
-                return Some(size);
-            }
-            i += 1;
+    /// WGSL text.
+    pub const fn source(&self, variant: Variant) -> &'static str {
+        self.sources[variant.index()]
+    }
+
+    /// `variant` without what makes no difference to this kernel: two variants with equal results have equal texts.
+    pub const fn reduced(&self, variant: Variant) -> Variant {
+        Variant {
+            subgroups: variant.subgroups && self.uses.subgroups,
+            packed_dot: variant.packed_dot && self.uses.packed_dot,
         }
-        None
+    }
+
+    /// The variants with different texts.
+    pub fn variants(&self) -> impl Iterator<Item = Variant> + '_ {
+        Variant::ALL.into_iter().filter(|&variant| self.reduced(variant) == variant)
     }
 }
 
-/// One resource of a kernel.
+/// A run-time sized array in a storage buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Binding {
     /// `@group` number.
@@ -55,73 +106,24 @@ pub struct Binding {
     pub binding: u32,
     /// Name of the variable in the WGSL text.
     pub name: &'static str,
-    /// What is bound.
-    pub kind: BindingKind,
+    /// Bytes from one element to the next.
+    pub stride: u32,
+    /// Whether the kernel writes to it.
+    pub writable: bool,
 }
 
-/// The kinds of resource a kernel binds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BindingKind {
-    /// A uniform struct.
-    Uniform {
-        /// Bytes.
-        size: u32,
-    },
-    /// A run-time sized array in a storage buffer.
-    Storage {
-        /// Bytes from one element to the next.
-        stride: u32,
-        /// Whether the kernel writes to it.
-        writable: bool,
-    },
+/// A pipeline-overridable constant.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Constant {
+    /// Name in the WGSL text.
+    pub name: &'static str,
+    /// Its value if the host gives none; 0 and 1 for a bool.
+    pub default: f64,
 }
 
 /// The kernel called `name`, if there is one.
-pub const fn kernel(name: &str) -> Option<&'static Kernel> {
-    let mut i = 0;
-    while i < KERNELS.len() {
-        if same(KERNELS[i].name, name) {
-            return Some(&KERNELS[i]);
-        }
-        i += 1;
-    }
-    None
-}
-
-/// Host side of `Params` in `ternary_gemv.wgsl`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[repr(C)]
-pub struct TernaryGemvParams {
-    /// Rows of the matrix; the dispatch is one workgroup for each 4.
-    pub n_rows: u32,
-    /// Column blocks of 128, rounded up.
-    pub n_col_blocks: u32,
-    /// Offset of the codes in the weights buffer, in 4-byte words.
-    pub codes_at: u32,
-    /// Offset of the bf16 row scales in the weights buffer, in 4-byte words.
-    pub scales_at: u32,
-}
-
-const _: () = {
-    let Some(gemv) = kernel("ternary_gemv") else { panic!("ternary_gemv is not in the table") };
-    let Some(size) = gemv.uniform_size("params") else { panic!("ternary_gemv has no uniform named params") };
-    assert!(size as usize == size_of::<TernaryGemvParams>());
-};
-
-/// `==` for strings, where constants are computed.
-const fn same(a: &str, b: &str) -> bool {
-    let (a, b) = (a.as_bytes(), b.as_bytes());
-    if a.len() != b.len() {
-        return false;
-    }
-    let mut i = 0;
-    while i < a.len() {
-        if a[i] != b[i] {
-            return false;
-        }
-        i += 1;
-    }
-    true
+pub fn kernel(name: &str) -> Option<&'static Kernel> {
+    KERNELS.binary_search_by(|kernel| kernel.name.cmp(name)).ok().map(|i| &KERNELS[i])
 }
 
 #[cfg(test)]

@@ -1,38 +1,44 @@
 //! Checks one WGSL kernel and reads off what a backend must know to launch it.
 //!
 //! The build script and the tests compile this same file, so the tests can show that what the build relies on does refuse a
-//! broken shader. A kernel passes only if naga parses it, validates it, and can write it as SPIR-V, MSL and HLSL:
-//! what one driver accepts is then not found to be impossible on another at run time. It runs nothing; whether the numbers are right
-//! is for a GPU backend to show.
+//! broken shader. A kernel passes only if naga parses it, validates it, and, with its constants at their defaults, can write it as
+//! SPIR-V, MSL and HLSL: what one driver accepts is then not found to be impossible on another at run time. It runs nothing;
+//! whether the numbers are right is for a GPU backend to show.
 
-use naga::{AddressSpace, Module, ShaderStage, StorageAccess, back, valid};
+use crate::expand::Expanded;
+use naga::back::PipelineConstants;
+use naga::{AddressSpace, Expression, Literal, Module, ShaderStage, StorageAccess, back, valid};
 use std::fmt;
 
 /// What reflection found in one kernel.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Reflected {
     pub(crate) entry_point: String,
     pub(crate) workgroup_size: [u32; 3],
-    /// Bytes of workgroup memory.
+    /// Bytes of workgroup memory, with the defaults.
     pub(crate) workgroup_memory: u32,
     /// In (group, binding) order.
     pub(crate) bindings: Vec<ReflectedBinding>,
+    /// In the order of the text.
+    pub(crate) constants: Vec<ReflectedConstant>,
 }
 
+/// A storage array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ReflectedBinding {
     pub(crate) group: u32,
     pub(crate) binding: u32,
     pub(crate) name: String,
-    pub(crate) kind: ReflectedKind,
+    /// Bytes from one element of the array to the next.
+    pub(crate) stride: u32,
+    pub(crate) writable: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ReflectedKind {
-    /// Size of the struct in bytes.
-    Uniform { size: u32 },
-    /// Bytes from one element of the array to the next.
-    Storage { stride: u32, writable: bool },
+/// A pipeline-overridable constant.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ReflectedConstant {
+    pub(crate) name: String,
+    pub(crate) default: f64,
 }
 
 /// Why a kernel was refused. Shown as `file:line:column: message`, with what naga says about it underneath.
@@ -54,23 +60,30 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Parses, validates and translates `source`, and reflects its one compute entry point. `file` is only used in messages.
-pub(crate) fn validate(file: &str, source: &str) -> Result<Reflected, Refusal> {
-    let refuse = |message: String| Refusal { file: file.to_owned(), at: None, message };
-    let module = naga::front::wgsl::parse_str(source).map_err(|e| Refusal {
-        file: file.to_owned(),
-        at: e.location(source).map(|l| (l.line_number, l.line_position)),
-        message: e.emit_to_string_with_path(source, file),
-    })?;
-    let info = valid::Validator::new(valid::ValidationFlags::all(), valid::Capabilities::empty())
+/// Parses, validates and translates `source`, and reflects its one compute entry point.
+pub(crate) fn validate(source: &Expanded) -> Result<Reflected, Refusal> {
+    let refuse = |message: String| Refusal { file: source.file().to_owned(), at: None, message };
+    let placed = |at: Option<naga::SourceLocation>, message: String| match at {
+        None => refuse(message),
+        Some(at) => {
+            let (file, line) = source.place(at.line_number);
+            Refusal { file: file.to_owned(), at: Some((line, at.line_position)), message }
+        }
+    };
+    // naga's own drawing of the place counts the lines of the whole text.
+    let shown = format!("{} with its pieces", source.file());
+    let text = source.text.as_str();
+    let module = naga::front::wgsl::parse_str(text)
+        .map_err(|e| placed(e.location(text), e.emit_to_string_with_path(text, &shown)))?;
+    let info = valid::Validator::new(valid::ValidationFlags::all(), valid::Capabilities::SUBGROUP)
         .validate(&module)
-        .map_err(|e| Refusal {
-            file: file.to_owned(),
-            at: e.location(source).map(|l| (l.line_number, l.line_position)),
-            message: e.emit_to_string_with_path(source, file),
-        })?;
-    let reflected = reflect(&module).map_err(refuse)?;
-    translate(&module, &info, &reflected.entry_point).map_err(refuse)?;
+        .map_err(|e| placed(e.location(text), e.emit_to_string_with_path(text, &shown)))?;
+    let constants = constants(&module).map_err(refuse)?;
+    let (fixed, info) =
+        back::pipeline_constants::process_overrides(&module, &info, None, &PipelineConstants::default())
+            .map_err(|e| refuse(format!("is not valid with its constants' defaults: {e}")))?;
+    let reflected = reflect(&fixed, constants).map_err(refuse)?;
+    translate(&fixed, &info, &reflected.entry_point).map_err(refuse)?;
     Ok(reflected)
 }
 
@@ -98,7 +111,25 @@ fn translate(module: &Module, info: &valid::ModuleInfo, entry_point: &str) -> Re
     Ok(())
 }
 
-fn reflect(module: &Module) -> Result<Reflected, String> {
+/// Constants with a literal default. Those computed from others are not for the host to set.
+fn constants(module: &Module) -> Result<Vec<ReflectedConstant>, String> {
+    let mut constants = Vec::new();
+    for (_, constant) in module.overrides.iter() {
+        let Some(name) = constant.name.clone() else { continue };
+        let init = constant.init.ok_or_else(|| format!("constant {name} has no default"))?;
+        let default = match module.global_expressions[init] {
+            Expression::Literal(Literal::U32(value)) => f64::from(value),
+            Expression::Literal(Literal::I32(value)) => f64::from(value),
+            Expression::Literal(Literal::F32(value)) => f64::from(value),
+            Expression::Literal(Literal::Bool(value)) => f64::from(u8::from(value)),
+            _ => continue,
+        };
+        constants.push(ReflectedConstant { name, default });
+    }
+    Ok(constants)
+}
+
+fn reflect(module: &Module, constants: Vec<ReflectedConstant>) -> Result<Reflected, String> {
     let [entry] = module.entry_points.as_slice() else {
         let found = module.entry_points.len();
         return Err(format!("has {found} entry points; a kernel file has exactly one"));
@@ -116,22 +147,21 @@ fn reflect(module: &Module) -> Result<Reflected, String> {
     let mut bindings = Vec::new();
     for (_, global) in module.global_variables.iter() {
         let name = global.name.clone().unwrap_or_default();
-        let kind = match global.space {
+        let (stride, writable) = match global.space {
             AddressSpace::WorkGroup => {
                 workgroup_memory += layouter[global.ty].size;
                 continue;
             }
             AddressSpace::Private => continue,
-            AddressSpace::Uniform => ReflectedKind::Uniform { size: layouter[global.ty].size },
             AddressSpace::Storage { access } => {
                 let stride = array_stride(module, global.ty)
                     .ok_or_else(|| format!("storage buffer {name} is not a run-time sized array"))?;
-                ReflectedKind::Storage { stride, writable: access.contains(StorageAccess::STORE) }
+                (stride, access.contains(StorageAccess::STORE))
             }
             other => return Err(format!("{name} is in the address space {other:?}, which no backend binds")),
         };
         let at = global.binding.ok_or_else(|| format!("{name} has no @group and @binding"))?;
-        bindings.push(ReflectedBinding { group: at.group, binding: at.binding, name, kind });
+        bindings.push(ReflectedBinding { group: at.group, binding: at.binding, name, stride, writable });
     }
     bindings.sort_by_key(|b| (b.group, b.binding));
     if let Some(pair) = bindings.windows(2).find(|w| (w[0].group, w[0].binding) == (w[1].group, w[1].binding))
@@ -144,6 +174,7 @@ fn reflect(module: &Module) -> Result<Reflected, String> {
         workgroup_size: entry.workgroup_size,
         workgroup_memory,
         bindings,
+        constants,
     })
 }
 
