@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    backend::{Activations, Limits, Phase, Segment, Sequence, Step, Threads},
+    backend::{Activations, Ahead, Counters, Limits, Phase, Segment, Sequence, Step, Threads},
     error::Error,
     model::Model,
     placement::{EngineOptions, Placement, Plan},
@@ -18,7 +18,20 @@ pub struct Engine {
     /// Positions cached in each slot.
     lens: Vec<usize>,
     io: Activations,
+    /// How to go on without a device.
+    fallback: Option<Fallback>,
+    reasons: Vec<String>,
+    notices: Vec<String>,
 }
+
+/// Segments in the order of the model's blocks, and who runs those.
+pub(crate) struct Compiled {
+    pub(crate) placements: Vec<Placement>,
+    pub(crate) segments: Vec<Box<dyn Segment>>,
+}
+
+/// Compiles every block for the host.
+pub(crate) type Fallback = Box<dyn FnOnce() -> Result<Compiled, Error> + Send>;
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -32,23 +45,65 @@ impl Engine {
     /// # Errors
     /// Those of the two. Memory is not checked.
     pub fn new(model: Arc<Model>, options: &EngineOptions) -> Result<Self, Error> {
-        Plan::new(model, options)?.compile()
+        Plan::new(model, options)?.compile(&mut |_, _| {})
     }
 
-    /// An engine of compiled segments, in the order of the model's blocks.
-    pub(crate) fn assemble(
-        model: Arc<Model>,
-        limits: Limits,
-        placements: Vec<Placement>,
-        segments: Vec<Box<dyn Segment>>,
-    ) -> Self {
+    /// An engine of compiled segments.
+    pub(crate) fn assemble(model: Arc<Model>, limits: Limits, compiled: Compiled) -> Self {
         let architecture = model.architecture();
         let io = Activations {
             hidden: vec![0.0; limits.max_batch * architecture.hidden_size],
             logits: vec![0.0; limits.max_logit_rows * architecture.vocab_size],
         };
         let lens = vec![0; limits.n_slots];
-        Engine { model, limits, placements, segments, lens, io }
+        let Compiled { placements, segments } = compiled;
+        let (fallback, reasons, notices) = (None, Vec::new(), Vec::new());
+        Engine { model, limits, placements, segments, lens, io, fallback, reasons, notices }
+    }
+
+    /// Says why blocks are where they are, and what a user should know of it.
+    pub(crate) fn explain(&mut self, reasons: Vec<String>, notices: Vec<String>) {
+        let own = self.segments.iter().flat_map(|segment| segment.notices());
+        self.notices = notices.into_iter().chain(own.cloned()).collect();
+        self.reasons = reasons;
+    }
+
+    /// Says how to go on when a device is lost.
+    pub(crate) fn fall_back_to(&mut self, fallback: Fallback) {
+        self.fallback = Some(fallback);
+    }
+
+    /// After the loss of a device: compiles everything for the host, with every slot empty, and says that it did by
+    /// [`Error::MovedToCpu`]. Other errors, and a second loss, stay what they are.
+    pub(crate) fn fall_back(&mut self, error: Error) -> Error {
+        let (device, reason, fallback) = match (error, self.fallback.take()) {
+            (Error::DeviceLost { device, reason }, Some(fallback)) => (device, reason, fallback),
+            (error, fallback) => {
+                self.fallback = fallback;
+                return error;
+            }
+        };
+        match fallback() {
+            Ok(Compiled { placements, segments }) => {
+                (self.placements, self.segments) = (placements, segments);
+                self.lens.fill(0);
+                Error::MovedToCpu { device, reason }
+            }
+            Err(error) => error,
+        }
+    }
+
+    /// Decoding that runs ahead, where one device has the whole model.
+    pub(crate) fn ahead(&mut self) -> Option<&mut dyn Ahead> {
+        match self.segments.as_mut_slice() {
+            [all] => all.ahead(),
+            _ => None,
+        }
+    }
+
+    /// Takes a slot as cached up to `len`: steps that ran ahead have written that far.
+    pub(crate) fn wrote(&mut self, slot: usize, len: usize) {
+        self.lens[slot] = len;
     }
 
     /// The model.
@@ -66,11 +121,22 @@ impl Engine {
         &self.placements
     }
 
+    /// Why blocks are where they are, as far as that was a choice; a line each.
+    pub fn reasons(&self) -> &[String] {
+        &self.reasons
+    }
+
+    /// What did not go as it was asked for, to be shown.
+    pub fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
     /// Runs one step and returns its logits, `[n_logit_rows, vocab_size]`, token order.
     ///
     /// # Errors
     /// A token outside the vocabulary or a position past the context, which leave every slot as it was; or
-    /// non-finite values inside, which leave the step's slots empty.
+    /// non-finite values inside, which leave the step's slots empty; or [`Error::MovedToCpu`], which leaves every slot empty
+    /// and can be followed by any other step.
     ///
     /// # Panics
     /// When the step itself is malformed: no tokens, more than `max_batch`, a slot out of range or used
@@ -83,7 +149,7 @@ impl Engine {
                 for sequence in step.sequences {
                     self.rewind(sequence.slot, 0);
                 }
-                return Err(error);
+                return Err(self.fall_back(error));
             }
         }
         for sequence in step.sequences {
@@ -115,6 +181,20 @@ impl Engine {
     /// Threads that decode and that prefill, of the first segment that has threads.
     pub fn threads(&self) -> Option<Threads> {
         self.segments.iter().find_map(|segment| segment.threads())
+    }
+
+    /// What devices were asked to do so far; `None` on the host.
+    pub fn counters(&self) -> Option<Counters> {
+        let of_segments = self.segments.iter().filter_map(|segment| segment.counters());
+        of_segments.reduce(|a, b| Counters {
+            submissions: a.submissions + b.submissions,
+            dispatches: a.dispatches + b.dispatches,
+        })
+    }
+
+    /// Bytes a second that the device reads from its memory, measured now; `None` on the host.
+    pub fn device_bandwidth(&mut self) -> Option<f64> {
+        self.segments.iter_mut().find_map(|segment| segment.bandwidth())
     }
 
     /// Starts timing the phases of steps, or stops; returns those timed since the last call, of all segments.

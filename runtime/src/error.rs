@@ -58,6 +58,14 @@ pub enum Error {
         /// What it says.
         token: u32,
     },
+    /// A device's driver refused something or reported a fault.
+    #[error("{device}: {reason}; update its driver, or use --device cpu")]
+    Gpu {
+        /// The device.
+        device: String,
+        /// What its driver said.
+        reason: String,
+    },
     /// No backend can run a block.
     #[error("no backend of this build runs {block} on device `{device}`: {reason}")]
     Unsupported {
@@ -82,6 +90,49 @@ pub enum Error {
         available: String,
         /// What to do: the largest context that fits, if any.
         advice: String,
+    },
+    /// A device has too little memory, by what was granted or by what its driver says.
+    #[error("{device} needs {needed} for its part of the model, and {available}; {advice}")]
+    DeviceMemory {
+        /// The device.
+        device: String,
+        /// Human-readable size needed.
+        needed: String,
+        /// What there is, as half a sentence: `--gpu-memory grants 4.00 GiB`, `the driver has no more`.
+        available: String,
+        /// What to do.
+        advice: String,
+    },
+    /// No device of the kind or number asked for.
+    #[error("{reason}")]
+    NoDevice {
+        /// What was found, and what to do.
+        reason: String,
+    },
+    /// A device is gone: unplugged, reset by its driver, or stuck.
+    #[error("{device} was lost: {reason}")]
+    DeviceLost {
+        /// The device.
+        device: String,
+        /// What the driver said.
+        reason: String,
+    },
+    /// A device is gone, and the engine has compiled everything for the CPU. Nothing is cached any more; a session goes on
+    /// when the call is repeated.
+    #[error("{device} was lost: {reason}; from here on the CPU runs the model")]
+    MovedToCpu {
+        /// The device.
+        device: String,
+        /// What the driver said.
+        reason: String,
+    },
+    /// A device fails its check at start-up.
+    #[error("{device} computes wrong: {reason}; update its driver, or use --device cpu")]
+    DeviceFault {
+        /// The device.
+        device: String,
+        /// Which kernel, and how far off.
+        reason: String,
     },
     /// More context than the model was made for.
     #[error(

@@ -6,10 +6,11 @@ use std::{
 };
 
 use crate::{
+    decoder::Decoder,
     engine::Engine,
     error::Error,
     sample::Sampler,
-    session::Session,
+    session::{Prefill, Session},
     text::{Event, ReasoningSplit, TextStream, Tokenizer},
 };
 
@@ -59,7 +60,7 @@ pub struct Outcome {
 }
 
 /// Runs a request; `on_event` gets the text as it comes, whole characters only. `sampler` goes on from where
-/// an earlier request left its random numbers.
+/// an earlier request left its random numbers. When a device is lost, the CPU goes on after an [`Event::Notice`].
 ///
 /// # Errors
 /// Bad stop texts before any work; a prompt that does not fit; non-finite values.
@@ -75,29 +76,45 @@ pub fn generate(
     let mut reply = Reply::new(request)?;
     let mut logits = Vec::new();
     let start = Instant::now();
-    let prefill = session.prefill(engine, request.prompt, &mut logits, cancel)?;
+    let prefill = loop {
+        match session.prefill(engine, request.prompt, &mut logits, cancel) {
+            Err(moved @ Error::MovedToCpu { .. }) => on_event(Event::Notice(moved.to_string())),
+            ended => break ended?,
+        }
+    };
+    let Prefill { cached, run: prefilled, cancelled } = prefill;
     let mut outcome = Outcome {
         tokens: Vec::new(),
         finish: Finish::Cancelled,
-        cached: prefill.cached,
-        prefilled: prefill.run,
+        cached,
+        prefilled,
         prefill_time: start.elapsed(),
         decode_time: Duration::ZERO,
     };
-    if prefill.cancelled {
+    if cancelled {
         return Ok(outcome);
     }
 
     let start = Instant::now();
     let mut history = request.prompt.to_vec();
+    let context = engine.limits().context;
+    let mut decoder = Decoder::new(engine, session, sampler, logits);
     outcome.finish = loop {
-        if request.max_tokens == Some(outcome.tokens.len()) {
+        let more = request.max_tokens.map_or(usize::MAX, |max| max - outcome.tokens.len());
+        if more == 0 {
             break Finish::Length;
         }
         if cancel.load(Ordering::Relaxed) {
             break Finish::Cancelled;
         }
-        let token = sampler.sample(&mut logits, &history)?.id;
+        let token = match decoder.next(&history, more - 1) {
+            Err(moved @ Error::MovedToCpu { .. }) => {
+                on_event(Event::Notice(moved.to_string()));
+                decoder.resume(&history, cancel)?;
+                continue;
+            }
+            token => token?,
+        };
         outcome.tokens.push(token);
         history.push(token);
         if request.stop_ids.contains(&token) {
@@ -107,14 +124,11 @@ pub fn generate(
         if reply.stopped() {
             break Finish::Stop;
         }
-        if session.tokens().len() == engine.limits().context {
+        if decoder.session().tokens().len() == context {
             break Finish::Context;
         }
-        if request.max_tokens == Some(outcome.tokens.len()) {
-            break Finish::Length;
-        }
-        session.decode(engine, token, &mut logits)?;
     };
+    drop(decoder);
     reply.finish(on_event);
     if reply.stopped() {
         outcome.finish = Finish::Stop;
@@ -164,7 +178,7 @@ impl Reply {
         for event in events {
             let event = match event {
                 Event::Answer(text) => Event::Answer(self.answer.push(text.as_bytes())),
-                Event::Reasoning(text) => Event::Reasoning(text),
+                other => other,
             };
             if !matches!(&event, Event::Answer(text) if text.is_empty()) {
                 on_event(event);
@@ -186,6 +200,7 @@ mod tests {
         let mut on_event = |event| match event {
             Event::Reasoning(text) => reasoning.push_str(&text),
             Event::Answer(text) => answer.push_str(&text),
+            Event::Notice(text) => panic!("{text}"),
         };
         for text in texts {
             reply.push(text.as_bytes(), &mut on_event);

@@ -11,8 +11,11 @@
 mod arch;
 mod backend;
 mod bandwidth;
+mod decoder;
 mod engine;
 mod error;
+#[cfg(test)]
+mod fake;
 mod generate;
 mod kv;
 mod model;
@@ -26,16 +29,17 @@ mod text;
 pub use crate::{
     arch::Architecture,
     backend::{
-        Activations, Adapter, Backend, Footprint, KernelId, Limits, Logits, Phase, Placed, Segment, Sequence,
-        Step, Threads, adapters, backends,
+        Activations, Adapter, Ahead, Backend, Counters, Draw, Drawn, Footprint, KernelId, Limits, Logits,
+        MAX_CANDIDATES, Phase, Placed, Segment, Sequence, Step, Threads, adapters, backends,
     },
     bandwidth::{Bandwidth, Rate},
+    decoder::Decoder,
     engine::Engine,
     error::Error,
     generate::{Finish, Outcome, Request, generate},
     kv::KvType,
     model::{GenerationDefaults, Model},
-    placement::{Choices, Device, EngineOptions, MemoryPlan, Placement, Plan, format_bytes},
+    placement::{Choices, Device, EngineOptions, MemoryPlan, Placement, Plan, Speed, format_bytes},
     sample::{SampleError, Sampler, SamplerSpec, Token},
     score::{Divergence, argmax, divergence, log_prob, score},
     session::{Prefill, Session},

@@ -26,6 +26,8 @@ use rand_chacha::{
     rand_core::{Rng, SeedableRng},
 };
 
+use crate::backend::{Draw, MAX_CANDIDATES};
+
 /// Errors of sampling.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -232,16 +234,82 @@ impl Sampler {
             return Ok(Token { id: best.id, logprob: 0.0 });
         }
         self.keep_top_k(logits);
+        Ok(self.draw_from_kept(best.logit))
+    }
+
+    /// How a device draws as this sampler does from logits, `[vocab_size]`; `None` where the sampler needs them all:
+    /// with penalties or a bias, and unless it is greedy or keeps few of them.
+    pub fn as_draw(&self, vocab_size: usize) -> Option<Draw> {
+        let SamplerSpec {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            repeat_window: _,
+            logit_bias,
+            seed: _,
+        } = &self.spec;
+        let plain = *repetition_penalty == 1.0
+            && *presence_penalty == 0.0
+            && *frequency_penalty == 0.0
+            && logit_bias.is_empty();
+        let few = 1..=MAX_CANDIDATES.min(vocab_size.saturating_sub(1));
+        let top_k = if *temperature == 0.0 { 1 } else { *top_k };
+        (plain && few.contains(&top_k)).then_some(Draw {
+            temperature: *temperature,
+            top_k,
+            top_p: *top_p,
+            min_p: *min_p,
+        })
+    }
+
+    /// Uniform random numbers in [0, 1) that this sampler is going to use, `n` of them after the next `skip`. They are not
+    /// used by this.
+    pub fn peek(&self, skip: usize, n: usize) -> Vec<f32> {
+        // The largest f32 below 1, which rounding could give.
+        const BELOW_ONE: f32 = 1.0 - f32::EPSILON / 2.0;
+        let mut rng = self.rng.clone();
+        (0..skip + n).map(|_| (uniform(&mut rng) as f32).min(BELOW_ONE)).skip(skip).collect()
+    }
+
+    /// Chooses the next token as [`Sampler::sample`] does from all logits, given only the largest: as many as
+    /// [`Sampler::as_draw`] asks for, id and logit.
+    ///
+    /// # Errors
+    /// A logit that is NaN or +infinity, or nothing to choose from.
+    pub fn choose(&mut self, candidates: &[(u32, f32)]) -> Result<Token, SampleError> {
+        if let Some((id, value)) =
+            candidates.iter().find(|(_, logit)| logit.is_nan() || *logit == f32::INFINITY)
+        {
+            return Err(SampleError::BadLogit { id: *id as usize, value: *value });
+        }
+        self.kept.clear();
+        let able = candidates.iter().filter(|(_, logit)| *logit > f32::NEG_INFINITY);
+        // Adding 0 turns -0 into 0, so that the two tie.
+        self.kept.extend(able.map(|&(id, logit)| Candidate { id, logit: logit + 0.0, weight: 0.0 }));
+        self.kept.sort_unstable_by(by_rank);
+        let best = *self.kept.first().ok_or(SampleError::NothingLeft { vocab_size: candidates.len() })?;
+        if self.spec.temperature == 0.0 {
+            return Ok(Token { id: best.id, logprob: 0.0 });
+        }
+        Ok(self.draw_from_kept(best.logit))
+    }
+
+    /// Temperature, top-p, min-p and the draw, on what top-k has left.
+    fn draw_from_kept(&mut self, best: f32) -> Token {
         let temperature = f64::from(self.spec.temperature);
         for c in &mut self.kept {
-            c.weight = ((f64::from(c.logit) - f64::from(best.logit)) / temperature).exp();
+            c.weight = ((f64::from(c.logit) - f64::from(best)) / temperature).exp();
         }
         if self.spec.top_p < 1.0 {
             self.keep_top_p();
         }
         let min_p = f64::from(self.spec.min_p);
         self.kept.retain(|c| c.weight >= min_p);
-        Ok(self.draw())
+        self.draw()
     }
 
     /// Bias and penalties.
@@ -308,9 +376,7 @@ impl Sampler {
     /// One token of `kept`, each with its weight's share of the sum.
     fn draw(&mut self) -> Token {
         let total: f64 = self.kept.iter().map(|c| c.weight).sum();
-        // The 53 highest bits, uniform in [0, 1).
-        let uniform = (self.rng.next_u64() >> 11) as f64 * (-53f64).exp2();
-        let mut left = uniform * total;
+        let mut left = uniform(&mut self.rng) * total;
         let mut chosen = self.kept[0];
         for c in self.kept.iter().filter(|c| c.weight > 0.0) {
             chosen = *c;
@@ -321,6 +387,11 @@ impl Sampler {
         }
         Token { id: chosen.id, logprob: (chosen.weight / total).ln() as f32 }
     }
+}
+
+/// The 53 highest bits, uniform in [0, 1).
+fn uniform(rng: &mut ChaCha8Rng) -> f64 {
+    (rng.next_u64() >> 11) as f64 * (-53f64).exp2()
 }
 
 /// Puts the first `n` of `candidates` in rank order, ahead of the others.

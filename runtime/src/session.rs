@@ -41,7 +41,8 @@ impl Session {
     /// (`[vocab_size]`, token order). Tokens shared with what is cached are not run again.
     ///
     /// # Errors
-    /// An empty prompt, one that does not fit the context, or what [`Engine::forward`] reports.
+    /// An empty prompt, one that does not fit the context, or what [`Engine::forward`] reports. After
+    /// [`Error::MovedToCpu`] the call can be repeated.
     pub fn prefill(
         &mut self,
         engine: &mut Engine,
@@ -70,12 +71,33 @@ impl Session {
         Ok(Prefill { cached, run, cancelled: false })
     }
 
-    /// Appends one token and leaves its logits in `logits`.
+    /// Appends one token and leaves its logits in `logits`. If the engine has lost the tokens before it with a device,
+    /// they are run again first.
     ///
     /// # Errors
-    /// A full context, or what [`Engine::forward`] reports.
+    /// A full context, or what [`Engine::forward`] reports. After [`Error::MovedToCpu`] the call can be repeated.
     pub fn decode(&mut self, engine: &mut Engine, token: u32, logits: &mut Vec<f32>) -> Result<(), Error> {
+        if engine.cached(self.slot) < self.tokens.len() {
+            let mut history = self.tokens.clone();
+            history.push(token);
+            return self.prefill(engine, &history, logits, &AtomicBool::new(false)).map(drop);
+        }
         self.step(engine, &[token], Logits::Last, logits)
+    }
+
+    /// The slot of the engine.
+    pub(crate) fn slot(&self) -> usize {
+        self.slot
+    }
+
+    /// Takes `token` as cached after the others: a device that runs ahead has done it.
+    pub(crate) fn append(&mut self, token: u32) {
+        self.tokens.push(token);
+    }
+
+    /// Forgets what the engine no longer has.
+    pub(crate) fn keep_cached(&mut self, engine: &Engine) {
+        self.tokens.truncate(engine.cached(self.slot));
     }
 
     /// As [`Engine::pretend`]: an empty session then holds `len` times the token 0.
@@ -108,8 +130,10 @@ impl Session {
         });
         match result {
             Ok(()) => self.tokens.extend_from_slice(tokens),
+            // The history is run again by the next call.
+            Err(Error::MovedToCpu { .. }) => {}
             // What a failed step leaves is the engine's to say: everything before it, or nothing.
-            Err(_) => self.tokens.truncate(engine.cached(self.slot)),
+            Err(_) => self.keep_cached(engine),
         }
         result
     }
@@ -119,7 +143,7 @@ impl Session {
         let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let keep = common.min(prompt.len() - 1);
         engine.rewind(self.slot, keep);
-        self.tokens.truncate(engine.cached(self.slot));
+        self.keep_cached(engine);
         self.tokens.len()
     }
 }

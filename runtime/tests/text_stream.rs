@@ -100,6 +100,7 @@ fn split(opened: bool, texts: &[&str]) -> (String, String) {
                 assert!(!text.is_empty());
                 answer.push_str(&text);
             }
+            Event::Notice(text) => panic!("a splitter notices nothing, but: {text}"),
         }
     }
     (reasoning, answer)

@@ -4,7 +4,11 @@
 mod golden;
 mod models;
 mod rewrite;
+mod tolerance;
 
 pub use golden::{Golden, compare_rows, golden};
 pub use models::{Fixture, emulated, engine, fixture, model};
 pub use rewrite::rewrite;
+pub use tolerance::{
+    STRESS_EXACT, STRESS_INT8, TINY_EXACT, TINY_INT8, TINY_KV8, Tolerance, agreeing, measure,
+};

@@ -15,6 +15,7 @@ fn options(device: Device, threads: usize, max_batch: usize, n_slots: usize) -> 
         max_batch,
         max_logit_rows: 4,
         kv: KvType::default(),
+        ..EngineOptions::default()
     }
 }
 

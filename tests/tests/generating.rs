@@ -51,6 +51,7 @@ impl Talk {
             match event {
                 Event::Reasoning(text) => texts[0].push_str(&text),
                 Event::Answer(text) => texts[1].push_str(&text),
+                Event::Notice(text) => panic!("{text}"),
             }
             events += 1;
             cancel.store(events >= cancel_after, Ordering::Relaxed);

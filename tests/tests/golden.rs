@@ -7,42 +7,13 @@ use samara_runtime::{
     Activations, Device, Engine, EngineOptions, KvType, Limits, Logits, Model, Sequence, Step, backends,
 };
 use samara_simd::Kernels;
-use samara_tests::{Fixture, Golden, compare_rows, engine, golden, model, rewrite};
-
-/// What a backend may differ from the exact logits by. Reference: f32 rounding only. CPU: int8
-/// activations, one scale for 32 inputs. Its largest difference is at tokens the model finds hopeless,
-/// whose logits are tens below the best, so the KL is the bound that means something. The stress model is random:
-/// its routers are near ties, so rounding changes experts, and its bound only tells the same function from another.
-struct Tolerance {
-    max_abs: f64,
-    mean_kl: f64,
-    hidden: f32,
-}
+use samara_tests::{
+    Fixture, STRESS_EXACT, STRESS_INT8, TINY_EXACT, TINY_INT8, TINY_KV8, Tolerance, engine, golden, measure,
+    model, rewrite,
+};
 
 fn options(device: Device, max_batch: usize) -> EngineOptions {
     EngineOptions { device, context: 512, max_batch, max_logit_rows: max_batch, ..EngineOptions::default() }
-}
-
-/// Logits of every position of a sequence, run in steps of `max_batch`.
-fn all_logits(engine: &mut Engine, ids: &[u32]) -> Vec<f32> {
-    let mut rows = Vec::new();
-    samara_runtime::score(engine, ids, &mut |_, step| rows.extend_from_slice(step)).expect("runs");
-    rows
-}
-
-/// Mean KL over all compared rows of all sequences, and the largest difference of two logits.
-fn measure(engine: &mut Engine, goldens: &[Golden]) -> (f64, f64) {
-    let (mut kl, mut max_abs, mut n) = (0.0, 0.0f64, 0);
-    for golden in goldens {
-        let rows = all_logits(engine, &golden.ids);
-        let vocab_size = golden.logits[0].len();
-        let last = &rows[rows.len() - golden.logits.len() * vocab_size..];
-        let (mean, max, _) = compare_rows(golden.logits.iter().map(Vec::as_slice), last);
-        kl += mean * golden.logits.len() as f64;
-        max_abs = max_abs.max(max);
-        n += golden.logits.len();
-    }
-    (kl / f64::from(u32::try_from(n).expect("few rows")), max_abs)
 }
 
 fn check(fixture: Fixture, file: &str, device: Device, tolerance: &Tolerance) {
@@ -52,14 +23,6 @@ fn check(fixture: Fixture, file: &str, device: Device, tolerance: &Tolerance) {
     assert!(kl <= tolerance.mean_kl, "{fixture:?} on {device:?}: mean KL {kl}");
     assert!(max_abs <= tolerance.max_abs, "{fixture:?} on {device:?}: max abs {max_abs}");
 }
-
-const TINY_EXACT: Tolerance = Tolerance { max_abs: 1e-4, mean_kl: 1e-11, hidden: 1e-5 };
-const STRESS_EXACT: Tolerance = Tolerance { max_abs: 1e-4, mean_kl: 1e-10, hidden: 1e-5 };
-
-const TINY_INT8: Tolerance = Tolerance { max_abs: 0.5, mean_kl: 1e-6, hidden: 0.0 };
-/// With an 8 bit KV cache.
-const TINY_KV8: Tolerance = Tolerance { max_abs: 1.0, mean_kl: 5e-6, hidden: 0.0 };
-const STRESS_INT8: Tolerance = Tolerance { max_abs: 5.0, mean_kl: 4e-2, hidden: 0.0 };
 
 #[test]
 fn reference_equals_the_exact_function() {
@@ -136,7 +99,8 @@ fn hidden_difference(fixture: Fixture, file: &str) -> (f32, String) {
             logits: vec![0.0; architecture.vocab_size],
         };
         for (i, block) in architecture.blocks[..=n_layers].iter().enumerate() {
-            let mut segment = backend.compile(&model, &[(block, &[])], &limits).expect("compiles");
+            let mut segment =
+                backend.compile(&model, &[(block, &[])], &limits, &mut |_, _| {}).expect("compiles");
             segment.forward(&step, &mut io).expect("runs");
             if i == 0 {
                 continue;
@@ -171,14 +135,7 @@ fn reference_residuals_equal_after_each_layer() {
 
 /// Positions whose argmax is the exact one, and all of them.
 fn agreeing(fixture: Fixture, file: &str, device: Device) -> (usize, usize) {
-    let mut engine = engine(fixture, &options(device, 64));
-    let (mut same, mut n) = (0, 0);
-    for golden in golden(file) {
-        let rows = all_logits(&mut engine, &golden.ids);
-        let got = rows.chunks_exact(golden.logits[0].len()).map(|row| samara_runtime::argmax(row) as u32);
-        same += got.zip(&golden.argmax).filter(|(a, b)| a == *b).count();
-        n += golden.argmax.len();
-    }
+    let (same, n) = samara_tests::agreeing(&mut engine(fixture, &options(device, 64)), &golden(file));
     println!("{fixture:?} {file} on {device:?}: {same} of {n} argmaxes agree");
     (same, n)
 }

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use samara_runtime::{Choices, KernelId, Model};
+use samara_runtime::{Choices, KernelId, Model, Speed};
 use serde::{Deserialize, Serialize};
 
 use crate::{folders, machine::Machine};
@@ -21,21 +21,25 @@ struct Stored {
     features: Vec<String>,
     /// By backend and shape of a block: the kernels, as `--explain` prints them.
     kernels: BTreeMap<String, Vec<String>>,
+    /// By backend and device: seconds of a layer, of the head, of a step beside them.
+    speeds: BTreeMap<String, [f64; 3]>,
 }
 
 /// What was chosen for this model on this machine before.
 pub(crate) fn load(model: &Model) -> Choices {
     let stored = path(model).and_then(|path| read(&path));
-    let kernels =
-        stored.filter(|stored| *stored == of_here(stored.kernels.clone())).map(|stored| stored.kernels);
+    let of_here = |stored: &Stored| *stored == of_here(stored.kernels.clone(), stored.speeds.clone());
+    let Some(stored) = stored.filter(of_here) else { return Choices::default() };
     let ids = |ids: Vec<String>| {
         ids.iter()
             .filter_map(|id| id.split_once('/'))
             .map(|(op, variant)| KernelId::new(op, variant))
             .collect()
     };
+    let speed = |[layer, head, step]: [f64; 3]| Speed { layer, head, step };
     Choices {
-        kernels: kernels.unwrap_or_default().into_iter().map(|(shape, list)| (shape, ids(list))).collect(),
+        kernels: stored.kernels.into_iter().map(|(shape, list)| (shape, ids(list))).collect(),
+        speeds: stored.speeds.into_iter().map(|(what, seconds)| (what, speed(seconds))).collect(),
     }
 }
 
@@ -43,19 +47,25 @@ pub(crate) fn load(model: &Model) -> Choices {
 pub(crate) fn save(model: &Model, choices: &Choices) {
     let names = |ids: &Vec<KernelId>| ids.iter().map(ToString::to_string).collect();
     let kernels = choices.kernels.iter().map(|(shape, ids)| (shape.clone(), names(ids))).collect();
+    let seconds = |speed: &Speed| {
+        let Speed { layer, head, step } = *speed;
+        [layer, head, step]
+    };
+    let speeds = choices.speeds.iter().map(|(what, speed)| (what.clone(), seconds(speed))).collect();
     if let Some(path) = path(model) {
         // Not being able to is no reason to fail.
-        let _ = write(&path, &of_here(kernels));
+        let _ = write(&path, &of_here(kernels, speeds));
     }
 }
 
-fn of_here(kernels: BTreeMap<String, Vec<String>>) -> Stored {
+fn of_here(kernels: BTreeMap<String, Vec<String>>, speeds: BTreeMap<String, [f64; 3]>) -> Stored {
     let machine = Machine::detect();
     Stored {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         cpu: machine.cpu,
         features: machine.features.iter().map(ToString::to_string).collect(),
         kernels,
+        speeds,
     }
 }
 

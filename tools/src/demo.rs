@@ -5,10 +5,10 @@ use std::{io::Write, path::Path, sync::Arc};
 use anyhow::{Context, Result};
 use samara_converter::{Error, Options, Quiet, convert, plan};
 use samara_format::Access;
-use samara_runtime::{Finish, KvType, Message, Model, Sampler, SamplerSpec, Session, format_bytes};
+use samara_runtime::{Device, Finish, KvType, Message, Model, Sampler, SamplerSpec, Session, format_bytes};
 
 use crate::{
-    cli::{Demo, Device, Engine},
+    cli::{Demo, Engine},
     convert::proof,
     failure::Failure,
     interrupt::{self, CANCEL},
@@ -115,6 +115,8 @@ fn answer(file: &Path, args: &Demo) -> Result<()> {
     let model = Arc::new(Model::open(file, Access::Read)?);
     let options = Engine {
         device: Device::Auto,
+        gpu_layers: None,
+        gpu_memory: None,
         isa: None,
         ctx: None,
         kv: KvType::default(),

@@ -7,32 +7,23 @@ use serde_json::json;
 
 use crate::{
     cli::Devices,
-    machine::{Machine, adapter_json, adapter_text},
+    machine::{Machine, adapter_json, adapter_lines},
     output::{json as print_json, line},
 };
 
 pub(crate) fn run(args: &Devices) -> Result<()> {
     let (machine, adapters, backends) = (Machine::detect(), adapters(), backends(Kernels::detect()));
-    let names: Vec<&str> = backends.iter().map(|backend| backend.name()).collect();
+    let names = backends.iter().map(|backend| backend.name()).chain(["gpu"]);
     if args.json {
         return Ok(print_json(&json!({
             "cpu": { "name": machine.cpu, "threads": machine.threads },
-            "backends": names,
+            "backends": names.collect::<Vec<_>>(),
             "gpus": adapters.iter().map(adapter_json).collect::<Vec<_>>(),
         }))?);
     }
     line(&format!("cpu        {}, {} threads usable", machine.cpu, machine.threads))?;
     line("reference  the slow exact definition, on the CPU")?;
-    if adapters.is_empty() {
-        line("gpu        none found")?;
-    }
-    for adapter in &adapters {
-        line(&format!("gpu        {}", adapter_text(adapter)))?;
-    }
-    if !names.contains(&"gpu") {
-        line("This build has no GPU backend: GPUs are listed, and models run on the CPU.")?;
-    }
-    Ok(())
+    Ok(adapter_lines(&adapters).iter().try_for_each(|text| line(text))?)
 }
 
 /// Starts the program again with an XDG_RUNTIME_DIR if there is none: some drivers write to standard error without

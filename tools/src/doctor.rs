@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cli::Doctor,
-    machine::{Machine, adapter_text},
+    machine::{Machine, adapter_lines},
     output::{json as print_json, line},
 };
 
@@ -62,9 +62,6 @@ fn to_text(machine: &Machine, adapters: &[Adapter], kernels: &Kernels) -> Vec<St
     }
     let page = machine.page_size.map_or_else(|| "unknown".to_owned(), |size| format!("{size} bytes"));
     lines.push(format!("page size  {page}"));
-    match adapters {
-        [] => lines.push("gpu        none found".to_owned()),
-        found => lines.extend(found.iter().map(|adapter| format!("gpu        {}", adapter_text(adapter)))),
-    }
+    lines.extend(adapter_lines(adapters));
     lines
 }

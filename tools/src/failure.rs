@@ -107,8 +107,11 @@ fn runtime(error: &RuntimeError) -> u8 {
         RuntimeError::Format(error) => format(error),
         RuntimeError::Text(error) => text(error),
         RuntimeError::Sample(SampleError::BadLogit { .. }) => FAILED,
-        RuntimeError::Sample(_) | RuntimeError::ContextTooLarge { .. } | RuntimeError::Isa(_) => USAGE,
-        RuntimeError::Memory { .. } => SPACE,
+        RuntimeError::Sample(_)
+        | RuntimeError::ContextTooLarge { .. }
+        | RuntimeError::Isa(_)
+        | RuntimeError::NoDevice { .. } => USAGE,
+        RuntimeError::Memory { .. } | RuntimeError::DeviceMemory { .. } => SPACE,
         RuntimeError::UnknownArchitecture { .. }
         | RuntimeError::InvalidMetadata { .. }
         | RuntimeError::MissingTensor { .. }
@@ -220,6 +223,12 @@ mod tests {
         check(RuntimeError::Text(TextError::EmptyStop { index: 0 }).into(), USAGE);
         check(RuntimeError::ContextTooLarge { context: 9, max: 8 }.into(), USAGE);
         check(RuntimeError::PromptTooLong { prompt: 9, context: 8, max: 8 }.into(), INPUT);
+        check(RuntimeError::NoDevice { reason: "r".into() }.into(), USAGE);
+        let text = || "t".to_owned();
+        check(RuntimeError::DeviceLost { device: text(), reason: text() }.into(), FAILED);
+        check(RuntimeError::DeviceFault { device: text(), reason: text() }.into(), FAILED);
+        let (device, needed, available, advice) = (text(), text(), text(), text());
+        check(RuntimeError::DeviceMemory { device, needed, available, advice }.into(), SPACE);
         check(RuntimeError::NonFinite { layer: 1, what: "the router's logits" }.into(), FAILED);
         let memory = |text: &str| text.to_owned();
         check(

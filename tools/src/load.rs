@@ -1,8 +1,9 @@
 //! From a path to a model that is ready to run: open, check, sum the memory, then allocate.
 
-use std::{path::Path, sync::Arc, time::Instant};
+use std::{cell::Cell, path::Path, sync::Arc, time::Instant};
 
 use anyhow::Result;
+use samara_converter::Progress;
 use samara_format::{Access, Error as FormatError};
 use samara_runtime::{
     ChatTemplate, Device, Engine, EngineOptions, Error as RuntimeError, MemoryPlan, Model, Placement, Plan,
@@ -14,6 +15,7 @@ use crate::{
     failure::Failure,
     machine::{Machine, process_left},
     output::note,
+    progress::Reporter,
 };
 
 /// Context unless asked for: long chats fit, and the caches stay small.
@@ -22,7 +24,7 @@ const DEFAULT_CONTEXT: usize = 32_768;
 /// What a command needs of an engine beside the options the user gave.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wants {
-    /// Tokens of one step.
+    /// Tokens of one step; 0 takes what is fastest.
     pub(crate) max_batch: usize,
     /// Rows of logits of one step.
     pub(crate) max_logit_rows: usize,
@@ -33,25 +35,14 @@ pub(crate) struct Wants {
 }
 
 impl Wants {
-    /// For answers: long prompts in steps of 512, one row of logits.
+    /// For answers: long prompts in large steps, one row of logits.
     pub(crate) fn answers(say: bool) -> Self {
-        Wants { max_batch: 512, max_logit_rows: 1, context: DEFAULT_CONTEXT, say }
+        Wants { max_batch: 0, max_logit_rows: 1, context: DEFAULT_CONTEXT, say }
     }
 
     /// For the logits of every position.
     pub(crate) fn logits(context: usize, say: bool) -> Self {
         Wants { max_batch: 32, max_logit_rows: 32, context, say }
-    }
-}
-
-impl From<cli::Device> for Device {
-    fn from(device: cli::Device) -> Self {
-        match device {
-            cli::Device::Auto => Device::Auto,
-            cli::Device::Cpu => Device::Cpu,
-            cli::Device::Gpu => Device::Gpu,
-            cli::Device::Reference => Device::Reference,
-        }
     }
 }
 
@@ -190,8 +181,16 @@ pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Re
     let loaded = if read || args.mlock { model.file().index().file_len() } else { 0 };
     let available = available(args, loaded);
     let max = model.architecture().max_context;
+    let gpu_options = args.gpu_layers.is_some() || args.gpu_memory.is_some();
+    if gpu_options && matches!(args.device, Device::Cpu | Device::Reference) {
+        let device = args.device.name();
+        return Err(Failure::Usage(format!(
+            "--gpu-layers and --gpu-memory are for a GPU, and --device {device} uses none"
+        ))
+        .into());
+    }
     let options = EngineOptions {
-        device: args.device.into(),
+        device: args.device,
         isa: args.isa,
         threads: args.threads.count(),
         context: max,
@@ -199,10 +198,18 @@ pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Re
         max_batch: wants.max_batch,
         max_logit_rows: wants.max_logit_rows,
         kv: args.kv,
+        gpu_layers: args.gpu_layers.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
+        gpu_memory: args.gpu_memory,
     };
-    let plan = Plan::new(Arc::clone(model), &options)?;
+    let mut plan = Plan::new(Arc::clone(model), &options)?;
+    // What is measured decides what a GPU gets, and so what memory is needed.
+    let known = choices::load(model);
+    let choices = plan.measure(&known);
+    if choices != known {
+        choices::save(model, &choices);
+    }
     let largest = plan.largest_context(available);
-    let mut plan = plan.with_context(match args.ctx {
+    let plan = plan.with_context(match args.ctx {
         Some(context) => context as usize,
         // Nothing fits: ask for what was wanted, so that the message has a sum.
         None if largest == 0 => wants.context.clamp(1, max),
@@ -210,6 +217,7 @@ pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Re
     })?;
     if wants.say {
         note(&memory_line(&plan.memory(), read, available, largest, max));
+        plan.gpu().iter().for_each(|gpu| note(&gpu_line(gpu, &plan.memory(), args.gpu_memory)));
     }
     let checked = plan.check_memory(available);
     if checked.is_err()
@@ -218,20 +226,49 @@ pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Re
         note(&limits);
     }
     checked?;
-    // With an instruction set nothing is left to choose.
-    if args.isa.is_none() {
-        let known = choices::load(model);
-        let choices = plan.measure(&known);
-        if choices != known {
-            choices::save(model, &choices);
-        }
+    let upload = Upload { reporter: Reporter::new(false, !wants.say), done: Cell::new(u64::MAX) };
+    let engine = plan.compile(&mut |done, total| upload.advance(done, total))?;
+    upload.reporter.finish();
+    if wants.say {
+        engine.notices().iter().for_each(|text| note(text));
     }
-    Ok(plan.compile()?)
+    Ok(engine)
+}
+
+/// Shows how far weights are copied to a GPU.
+struct Upload {
+    reporter: Reporter,
+    done: Cell<u64>,
+}
+
+impl Upload {
+    fn advance(&self, done: u64, total: u64) {
+        // Less than before is another attempt.
+        let before = self.done.replace(done);
+        let before = if done < before {
+            self.reporter.phase("upload", total);
+            0
+        } else {
+            before
+        };
+        self.reporter.advance(done - before);
+    }
+}
+
+/// What lies in a GPU's memory, in one line.
+fn gpu_line(gpu: &str, memory: &MemoryPlan, granted: Option<u64>) -> String {
+    let granted =
+        granted.map_or_else(String::new, |granted| format!(" of {} granted", format_bytes(granted)));
+    format!(
+        "memory of {gpu}: {}{granted} for its weights, KV cache and scratch; the weights it has need no memory of the \
+         host",
+        format_bytes(memory.device)
+    )
 }
 
 /// The sum, in one line.
 fn memory_line(memory: &MemoryPlan, read: bool, available: u64, largest: usize, max: usize) -> String {
-    let MemoryPlan { weights, kv, scratch, context } = *memory;
+    let MemoryPlan { weights, kv, scratch, device: _, context } = *memory;
     let limit = if largest == max { "the model's maximum" } else { "what fits" };
     format!(
         "memory: {} weights ({}) + {} KV cache for {context} tokens + {} scratch, {} available; largest context: \
@@ -242,6 +279,11 @@ fn memory_line(memory: &MemoryPlan, read: bool, available: u64, largest: usize, 
         format_bytes(scratch),
         format_bytes(available),
     )
+}
+
+/// Why blocks run where they do, and how many threads take part.
+pub(crate) fn explain_choice(engine: &Engine) -> Vec<String> {
+    engine.reasons().iter().cloned().chain(explain_threads(engine)).collect()
 }
 
 /// Which backend and kernels run what, a line for each run of blocks that are alike in both.
@@ -262,7 +304,7 @@ pub(crate) fn explain(placements: &[Placement]) -> Vec<String> {
 }
 
 /// How many threads take part.
-pub(crate) fn explain_threads(engine: &Engine) -> Option<String> {
+fn explain_threads(engine: &Engine) -> Option<String> {
     let Threads { decode, prefill } = engine.threads()?;
     let all = engine.limits().threads;
     let tried = if engine.limits().fewer_threads && all > 1 {
@@ -321,12 +363,19 @@ mod tests {
 
     #[test]
     fn the_memory_sum_says_what_fits() {
-        let plan = MemoryPlan { weights: 8 << 20, kv: 2 << 20, scratch: 1 << 20, context: 4096 };
+        let plan =
+            MemoryPlan { weights: 8 << 20, kv: 2 << 20, scratch: 1 << 20, device: 5 << 20, context: 4096 };
         assert_eq!(
             memory_line(&plan, false, 1 << 30, 4096, 4096),
             "memory: 8.00 MiB weights (mapped) + 2.00 MiB KV cache for 4096 tokens + 1.00 MiB scratch, 1.00 GiB \
              available; largest context: 4096 (the model's maximum)"
         );
         assert!(memory_line(&plan, true, 1 << 30, 100, 4096).ends_with("largest context: 100 (what fits)"));
+        assert_eq!(
+            gpu_line("gpu X", &plan, Some(6 << 20)),
+            "memory of gpu X: 5.00 MiB of 6.00 MiB granted for its weights, KV cache and scratch; the weights it has \
+             need no memory of the host"
+        );
+        assert!(gpu_line("gpu X", &plan, None).starts_with("memory of gpu X: 5.00 MiB for its weights"));
     }
 }

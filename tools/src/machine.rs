@@ -1,6 +1,6 @@
 //! What this machine is: CPU, memory, operating system, as far as it matters to a model and to a record of one.
 
-use samara_runtime::Adapter;
+use samara_runtime::{Adapter, format_bytes};
 use serde_json::{Value, json};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
@@ -92,13 +92,21 @@ pub(crate) fn adapter_json(adapter: &Adapter) -> Value {
     })
 }
 
-/// A GPU, for people.
-pub(crate) fn adapter_text(adapter: &Adapter) -> String {
-    let software = if adapter.software { ", renders on the CPU" } else { "" };
-    format!(
-        "{} [{}], {}, {}{software}, driver {}",
-        adapter.name, adapter.id, adapter.api, adapter.kind, adapter.driver
-    )
+/// GPUs, for people; numbered as `--device` takes them.
+pub(crate) fn adapter_lines(adapters: &[Adapter]) -> Vec<String> {
+    let line = |(number, adapter): (usize, &Adapter)| {
+        let Adapter { id, name, api, kind, driver, max_binding, max_buffer, software } = adapter;
+        let kind = if *software { "renders on the CPU, used only by its number" } else { kind };
+        let (binding, buffer) = (format_bytes(*max_binding), format_bytes(*max_buffer));
+        format!(
+            "{:<11}{name} [{id}], {api}, {kind}, driver {driver}; bindings to {binding}, buffers to {buffer}",
+            format!("gpu:{number}")
+        )
+    };
+    match adapters {
+        [] => vec!["gpu        none found".to_owned()],
+        found => found.iter().enumerate().map(line).collect(),
+    }
 }
 
 macro_rules! present {

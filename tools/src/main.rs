@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };
-    if matches!(cli.command, Command::Bench(_) | Command::Devices(_) | Command::Doctor(_)) {
+    if cli.command.looks_for_gpus() {
         devices::silence_drivers();
     }
     interrupt::end_by_code();

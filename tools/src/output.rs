@@ -126,6 +126,8 @@ impl<W: Write> Printer<W> {
         let (kind, text) = match event {
             Event::Reasoning(text) => (Last::Reasoning, text),
             Event::Answer(text) => (Last::Answer, text),
+            // Beside the reply: whoever has the event says it.
+            Event::Notice(_) => return,
         };
         let hidden = kind == Last::Reasoning && self.reasoning == Reasoning::Hidden;
         if hidden || text.is_empty() || self.failed.is_some() {

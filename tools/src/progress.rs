@@ -54,6 +54,7 @@ fn doing(phase: &str) -> &str {
         "verify" => "reading back",
         "check" => "checking hashes",
         "generate" => "generating",
+        "upload" => "copying weights to the GPU",
         other => other,
     }
 }

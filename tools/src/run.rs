@@ -46,7 +46,7 @@ pub(crate) fn run(args: Run) -> Result<()> {
     let engine = load::engine(&model, &args.engine, load::Wants::answers(say))?;
     if args.explain {
         load::explain(engine.placements()).iter().for_each(|line| note(line));
-        load::explain_threads(&engine).iter().for_each(|line| note(line));
+        load::explain_choice(&engine).iter().for_each(|line| note(line));
     }
     let mut speaker = Speaker {
         engine,
@@ -152,6 +152,7 @@ impl Speaker {
             match &event {
                 Event::Reasoning(text) => reasoning.push_str(text),
                 Event::Answer(text) => answer.push_str(text),
+                Event::Notice(text) => note(text),
             }
             on_event(&event);
         };

@@ -65,13 +65,15 @@ pub struct Limits {
     pub kv: KvType,
 }
 
-/// Bytes a segment needs beside its weights.
+/// Bytes a segment needs beside the mapped file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
-    /// KV cache.
+    /// KV cache, in the host's memory.
     pub kv: u64,
-    /// Scratch buffers, shared by the segment's blocks.
+    /// Scratch buffers, shared by the segment's blocks, in the host's memory.
     pub scratch: u64,
+    /// Everything that lies in the memory of a device: weights, KV cache, scratch.
+    pub device: u64,
 }
 
 /// Which logits a sequence of a step wants.
@@ -167,6 +169,67 @@ pub struct Phase {
     pub bytes: u64,
 }
 
+/// How a device draws a token from logits: what [`SamplerSpec`](crate::SamplerSpec) says, as far as a device can.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// Softmax temperature; 0 takes the likeliest token.
+    pub temperature: f32,
+    /// Tokens kept, from 1 to [`MAX_CANDIDATES`].
+    pub top_k: usize,
+    /// Nucleus mass.
+    pub top_p: f32,
+    /// Share of the likeliest token's probability that a token must have.
+    pub min_p: f32,
+}
+
+/// Most candidates that a device ranks.
+pub const MAX_CANDIDATES: usize = 64;
+
+/// What a device drew.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Drawn {
+    /// The token that the next queued step continues from.
+    pub token: u32,
+    /// The `top_k` likeliest tokens in rank order (larger logits first, then lower ids) with their logits.
+    pub candidates: Vec<(u32, f32)>,
+}
+
+/// Decoding on a device that runs ahead of the host: it draws each token itself and goes on from it, several steps in a
+/// submission. The host draws again from the candidates, and its draw counts: where they differ it stops, rewinds and
+/// begins anew.
+pub trait Ahead {
+    /// Starts decoding from `token` at `position` of a slot, drawing each next token by `draw`.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`].
+    fn begin(&mut self, slot: usize, position: usize, token: u32, draw: &Draw) -> Result<(), Error>;
+
+    /// Queues a step for each uniform random number in [0, 1), in one submission. The caller keeps them within the
+    /// context.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`].
+    fn queue(&mut self, uniforms: &[f32]) -> Result<(), Error>;
+
+    /// Waits for the oldest queued step: the token drawn from its logits.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`], and the errors of [`Segment::forward`].
+    fn next(&mut self) -> Result<Drawn, Error>;
+
+    /// Lets what is queued finish, unseen. The caller rewinds.
+    fn stop(&mut self);
+}
+
+/// What a device was asked to do since its segment was compiled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Submissions to its queue.
+    pub submissions: u64,
+    /// Dispatches in them.
+    pub dispatches: u64,
+}
+
 /// A way to run blocks.
 pub trait Backend: Send + Sync {
     /// The name `--device` and `--explain` use.
@@ -178,8 +241,31 @@ pub trait Backend: Send + Sync {
     /// The reason, as a sentence.
     fn supports(&self, spec: &BlockSpec) -> Result<Vec<KernelId>, String>;
 
-    /// Memory a segment of these blocks needs beside its weights.
-    fn footprint(&self, blocks: &[BlockSpec], hidden_size: usize, limits: &Limits) -> Footprint;
+    /// The adapter it runs on; `None` for the host.
+    fn adapter(&self) -> Option<&Adapter> {
+        None
+    }
+
+    /// Whether it keeps keys and values this way.
+    fn stores(&self, _kv: KvType) -> bool {
+        true
+    }
+
+    /// Tokens of a step beyond which steps are no faster for each token.
+    fn batch(&self) -> usize {
+        512
+    }
+
+    /// Memory a segment of these blocks needs.
+    fn footprint(&self, model: &Model, blocks: &[BlockSpec], limits: &Limits) -> Footprint;
+
+    /// Does what it takes for the next steps to be as fast as those of a device at work. A GPU at rest has slow clocks.
+    ///
+    /// # Errors
+    /// A lost device.
+    fn wake(&self) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// A name of the block's shape. Blocks of equal shape have the same fastest kernels.
     fn shape(&self, spec: &BlockSpec) -> String {
@@ -188,7 +274,7 @@ pub trait Backend: Send + Sync {
 
     /// The fastest kernels for a block that `supports` has accepted, by a measurement of some milliseconds on its
     /// weights. A backend with one variant of each kernel measures nothing.
-    fn measure(&self, _model: &Model, _spec: &BlockSpec, kernels: Vec<KernelId>) -> Vec<KernelId> {
+    fn measure(&self, _model: &Arc<Model>, _spec: &BlockSpec, kernels: Vec<KernelId>) -> Vec<KernelId> {
         kernels
     }
 
@@ -197,15 +283,19 @@ pub trait Backend: Send + Sync {
         self.supports(spec).is_ok_and(|own| own == kernels)
     }
 
-    /// Makes a segment of consecutive blocks, each of which `supports` has accepted, with the kernels chosen.
+    /// Makes a segment of consecutive blocks, each of which `supports` has accepted, with the kernels chosen. A backend
+    /// that copies weights to a device calls `progress` meanwhile, with the bytes copied and those to copy in all.
     ///
     /// # Errors
-    /// Whatever keeps the blocks from being run: a bad token map, threads that cannot start.
+    /// Whatever keeps the blocks from being run: a bad token map, threads that cannot start, a device that has too
+    /// little memory ([`Error::DeviceMemory`]), is gone ([`Error::DeviceLost`]) or computes wrong
+    /// ([`Error::DeviceFault`]).
     fn compile(
         &self,
         model: &Arc<Model>,
         blocks: &[Placed<'_>],
         limits: &Limits,
+        progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Segment>, Error>;
 }
 
@@ -216,7 +306,8 @@ pub trait Segment: Send {
     /// starts where its slot's cache ends.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] when a router sees NaN or infinity, [`Error::NonFiniteHead`] when the head does.
+    /// [`Error::NonFinite`] when a router sees NaN or infinity, [`Error::NonFiniteHead`] when the head does,
+    /// [`Error::DeviceLost`] when there is no device any more.
     fn forward(&mut self, step: &Step<'_>, io: &mut Activations) -> Result<(), Error>;
 
     /// Forgets the positions of a slot from `len` on. `false` when a ring no longer holds the keys
@@ -232,6 +323,27 @@ pub trait Segment: Send {
     /// Threads that decode and that prefill; `None` where that is not decided (yet), or means nothing.
     fn threads(&self) -> Option<Threads> {
         None
+    }
+
+    /// Decoding that runs ahead, in a segment that has every block from the embedding to the head.
+    fn ahead(&mut self) -> Option<&mut dyn Ahead> {
+        None
+    }
+
+    /// What a device was asked to do so far; `None` without one.
+    fn counters(&self) -> Option<Counters> {
+        None
+    }
+
+    /// Bytes a second that a device reads from its memory, measured now; `None` without one.
+    fn bandwidth(&mut self) -> Option<f64> {
+        None
+    }
+
+    /// What there is to say about how the segment was made, for the user: kernels that do not do what they should, and what
+    /// runs instead.
+    fn notices(&self) -> &[String] {
+        &[]
     }
 
     /// Starts timing from nothing, or stops; returns what was timed since the last call. A segment that cannot tell
@@ -250,4 +362,12 @@ fn check_head_input(normed: &[f32]) -> Result<(), Error> {
 /// these kernels.
 pub fn backends(kernels: Kernels) -> Vec<Box<dyn Backend>> {
     vec![Box::new(cpu::Cpu::new(kernels)), Box::new(reference::Reference)]
+}
+
+/// The backend that runs blocks on the GPU of this index in [`adapters`].
+///
+/// # Errors
+/// [`Error::NoDevice`].
+pub(crate) fn gpu(index: usize) -> Result<Box<dyn Backend>, Error> {
+    wgpu::open(index)
 }

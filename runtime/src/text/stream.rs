@@ -148,6 +148,8 @@ pub enum Event {
     Reasoning(String),
     /// The answer.
     Answer(String),
+    /// Something beside the reply that a user should know, such as the loss of a device.
+    Notice(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

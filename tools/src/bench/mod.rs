@@ -11,7 +11,7 @@ mod record;
 use std::{sync::atomic::AtomicBool, time::Instant};
 
 use anyhow::Result;
-use samara_runtime::{Bandwidth, Engine, Phase, Session, argmax};
+use samara_runtime::{Bandwidth, Counters, Decoder, Engine, Phase, Sampler, SamplerSpec, Session};
 use xxhash_rust::xxh3::xxh3_128;
 
 use self::{
@@ -79,6 +79,11 @@ struct Runs {
     prefill_bytes: Option<u64>,
     /// Before and after the repetitions; empty when left out.
     bandwidth: Vec<Bandwidth>,
+    /// Of a GPU, GB/s, as often.
+    device_bandwidth: Vec<f64>,
+    /// What a decoded token asks of a GPU.
+    submissions: Option<f64>,
+    dispatches: Option<f64>,
     /// With --profile.
     profile: Option<Profile>,
     /// xxh3-128 of the last logits, f32 little endian.
@@ -95,10 +100,10 @@ fn measure(engine: &mut Engine, args: &Bench) -> Result<Runs> {
     let room = engine.limits().context - depth - first.len();
     pass(engine, depth, first, if n_decode > 0 { room.min(WARM_UP_DECODE) } else { 0 }, false)?;
     let warm_up_seconds = started.elapsed().as_secs_f64();
-    let mut bandwidth = Vec::new();
-    measure_bandwidth(engine, args, &mut bandwidth)?;
+    let (mut bandwidth, mut device_bandwidth) = (Vec::new(), Vec::new());
+    measure_bandwidth(engine, args, &mut bandwidth, &mut device_bandwidth)?;
     let (mut prefill, mut decode, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
-    let mut prefill_bytes = None;
+    let (mut prefill_bytes, mut asked) = (None, None);
     for _ in 0..args.repetitions {
         let pass = pass(engine, depth, &prompt, n_decode, false)?;
         if n_prompt > 0 {
@@ -109,10 +114,11 @@ fn measure(engine: &mut Engine, args: &Bench) -> Result<Runs> {
             decode.push(n_decode as f64 / pass.decode.seconds);
         }
         hashes.push(pass.logits_hash);
+        asked = pass.asked;
     }
-    measure_bandwidth(engine, args, &mut bandwidth)?;
+    measure_bandwidth(engine, args, &mut bandwidth, &mut device_bandwidth)?;
     let profile = if args.profile {
-        let Pass { prefill, decode, logits_hash } = pass(engine, depth, &prompt, n_decode, true)?;
+        let Pass { prefill, decode, asked: _, logits_hash } = pass(engine, depth, &prompt, n_decode, true)?;
         hashes.push(logits_hash);
         Some(Profile { prefill: (n_prompt > 0).then_some(prefill), decode: (n_decode > 0).then_some(decode) })
     } else {
@@ -125,24 +131,51 @@ fn measure(engine: &mut Engine, args: &Bench) -> Result<Runs> {
         )
         .into());
     }
-    Ok(Runs { prefill, decode, prefill_bytes, bandwidth, profile, logits_hash, warm_up_seconds })
+    let per_token = |count: fn(Counters) -> u64| {
+        asked.filter(|_| n_decode > 0).map(|asked| count(asked) as f64 / n_decode as f64)
+    };
+    Ok(Runs {
+        prefill,
+        decode,
+        prefill_bytes,
+        bandwidth,
+        device_bandwidth,
+        submissions: per_token(|asked| asked.submissions),
+        dispatches: per_token(|asked| asked.dispatches),
+        profile,
+        logits_hash,
+        warm_up_seconds,
+    })
 }
 
-fn measure_bandwidth(engine: &Engine, args: &Bench, to: &mut Vec<Bandwidth>) -> Result<()> {
-    if !args.no_bandwidth {
-        to.push(Bandwidth::measure(engine.model(), engine.limits().threads)?);
+/// Of the memory that the weights are read from: the host's, the GPU's, or both.
+fn measure_bandwidth(
+    engine: &mut Engine,
+    args: &Bench,
+    host: &mut Vec<Bandwidth>,
+    device: &mut Vec<f64>,
+) -> Result<()> {
+    if args.no_bandwidth {
+        return Ok(());
     }
+    if engine.placements().iter().any(|placement| placement.backend != "gpu") {
+        host.push(Bandwidth::measure(engine.model(), engine.limits().threads)?);
+    }
+    device.extend(engine.device_bandwidth().map(|rate| rate / 1e9));
     Ok(())
 }
 
 struct Pass {
     prefill: Timed,
     decode: Timed,
+    /// Of a GPU, while decoding.
+    asked: Option<Counters>,
     logits_hash: u128,
 }
 
-/// One prefill and one greedy decode after `depth` made-up tokens; with `timers`, where the time of decode goes. The timers
-/// of the prefill always run: they count the bytes, and look at the clock a few times in each layer, for all tokens at once.
+/// One prefill and one greedy decode after `depth` made-up tokens; with `timers`, where the time of decode goes. On the
+/// host the timers of the prefill always run: they count the bytes, and look at the clock a few times in each layer, for
+/// all tokens at once. Those of a GPU take time from it.
 fn pass(engine: &mut Engine, depth: usize, prompt: &[u32], n_decode: usize, timers: bool) -> Result<Pass> {
     let (mut session, mut logits) = (Session::new(0), Vec::new());
     session.clear(engine);
@@ -150,24 +183,49 @@ fn pass(engine: &mut Engine, depth: usize, prompt: &[u32], n_decode: usize, time
         return Err(Failure::Usage("--depth: this device cannot make up a context".to_owned()).into());
     }
     let whole = [session.tokens(), prompt].concat();
-    engine.profile(true);
+    engine.profile(timers || engine.counters().is_none());
     let started = Instant::now();
     session.prefill(engine, &whole, &mut logits, &AtomicBool::new(false))?;
     let prefill_seconds = started.elapsed().as_secs_f64();
     let prefill_phases = engine.profile(timers);
+    let asked = engine.counters();
     let started = Instant::now();
-    for _ in 0..n_decode {
-        let token = argmax(&logits);
-        session.decode(engine, token as u32, &mut logits)?;
+    if n_decode > 0 {
+        decode(engine, &mut session, whole, &mut logits, n_decode)?;
     }
     let decode_seconds = started.elapsed().as_secs_f64();
+    let asked = asked.zip(engine.counters()).map(|(before, after)| Counters {
+        submissions: after.submissions - before.submissions,
+        dispatches: after.dispatches - before.dispatches,
+    });
     let decode_phases = engine.profile(false);
     let timed = |tokens, seconds, phases: Vec<Phase>| Timed { tokens, seconds, phases };
     Ok(Pass {
         prefill: timed(prompt.len(), prefill_seconds, prefill_phases),
         decode: timed(n_decode, decode_seconds, decode_phases),
+        asked,
         logits_hash: xxh3_128(bytemuck::cast_slice(&logits)),
     })
+}
+
+/// Appends the likeliest token `n` times, as an answer does, and leaves the logits of the last: the device runs ahead
+/// up to there if it can.
+fn decode(
+    engine: &mut Engine,
+    session: &mut Session,
+    mut history: Vec<u32>,
+    logits: &mut Vec<f32>,
+    n: usize,
+) -> Result<()> {
+    let mut likeliest = Sampler::new(SamplerSpec { temperature: 0.0, ..SamplerSpec::default() })?;
+    let mut decoder = Decoder::new(engine, session, &mut likeliest, std::mem::take(logits));
+    let mut last = 0;
+    for more in (0..n).rev() {
+        last = decoder.next(&history, more)?;
+        history.push(last);
+    }
+    drop(decoder);
+    Ok(session.decode(engine, last, logits)?)
 }
 
 /// Ids spread over the vocabulary, the same on every machine (Knuth's multiplicative hash).

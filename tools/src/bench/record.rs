@@ -43,6 +43,12 @@ impl Record<'_> {
         })
     }
 
+    /// The better measurement of the GPU's memory, GB/s, where it has the whole model.
+    fn device_bound(&self) -> Option<f64> {
+        let whole = self.runs.bandwidth.is_empty();
+        self.runs.device_bandwidth.iter().copied().filter(|_| whole).max_by(f64::total_cmp)
+    }
+
     /// Where the prompt is.
     fn prompt_positions(&self) -> Range<usize> {
         let depth = self.args.depth as usize;
@@ -97,16 +103,20 @@ impl Record<'_> {
                 "kv_bytes_per_token": self.kv_bytes_per_token(),
                 "share_of_sequential": share_of(decode, sequential),
                 "share_of_expert_blocks": share_of(decode, blocks),
+                "share_of_gpu": share_of(decode, self.device_bound()),
+                "submissions_per_token": runs.submissions, "dispatches_per_token": runs.dispatches,
             },
             "bandwidth": bound.map(|bound| json!({
                 "sequential_gb_per_s": bound.sequential, "expert_blocks_gb_per_s": bound.expert_blocks,
                 "block_bytes": bound.block_bytes, "in_cache": bound.in_cache,
                 "runs": runs.bandwidth.iter().map(bandwidth_json).collect::<Vec<_>>(),
             })),
+            "gpu_bandwidth_gb_per_s": runs.device_bandwidth,
             "profile": runs.profile.as_ref().map(|profile| profile.to_json(blocks)),
             "logits_hash": format!("{:032x}", runs.logits_hash),
             "kernels": load::kernel_names(engine.placements()),
             "placements": load::explain(engine.placements()),
+            "reasons": engine.reasons(),
             "machine": machine.to_json(&adapters()),
             "threads": limits.threads,
             "threads_used": engine.threads().map(|used| json!({ "prefill": used.prefill, "decode": used.decode })),
@@ -133,6 +143,10 @@ impl Record<'_> {
             let mut text = format!("{rate:.2} tok/s ({min:.2} to {max:.2})");
             if let Some(gb_per_s) = gb_per_s {
                 text += &format!(", {gb_per_s:.2} GB/s");
+                if let Some(bound) = self.device_bound() {
+                    let percent = 100.0 * gb_per_s / bound;
+                    text += &format!(": {percent:.1} % of the {bound:.0} GB/s that the GPU reads");
+                }
                 if let Some(Bound { sequential, expert_blocks, .. }) = bound {
                     let percent = |bound: f64| 100.0 * gb_per_s / bound;
                     let (blocks, sequential) = (percent(expert_blocks), percent(sequential));
@@ -163,12 +177,19 @@ impl Record<'_> {
                 format!("{weights} bytes of weights and {kv} of cache a token"),
             ));
         }
+        if let (Some(submissions), Some(dispatches)) = (runs.submissions, runs.dispatches) {
+            rows.push((
+                "decode asks".into(),
+                format!("the GPU for {dispatches:.1} dispatches in {submissions:.2} submissions a token"),
+            ));
+        }
         rows.push(("logits hash".into(), format!("{:032x}", runs.logits_hash)));
         let used = engine
             .threads()
             .map(|used| format!(": {} for prefill, {} for decode", used.prefill, used.decode));
         rows.push(("threads".into(), format!("{}{}", engine.limits().threads, used.unwrap_or_default())));
         rows.extend(load::explain(engine.placements()).into_iter().map(|text| ("runs".to_owned(), text)));
+        rows.extend(engine.reasons().iter().map(|text| ("why".to_owned(), text.clone())));
         rows
     }
 

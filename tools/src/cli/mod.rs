@@ -6,10 +6,10 @@ mod values;
 
 use std::{ffi::OsString, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
-use samara_runtime::KvType;
+use clap::{Args, Parser, Subcommand, value_parser};
+use samara_runtime::{Device, KvType};
 
-use self::values::{ChosenIsa, bias, isa, size, whole};
+use self::values::{ChosenIsa, bias, device, isa, size, whole};
 pub(crate) use self::{
     measure::{Bench, Format, Ppl},
     synth::{Layout, Synth, SynthSizes},
@@ -70,6 +70,17 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Whether it asks the system's drivers for GPUs.
+    pub(crate) fn looks_for_gpus(&self) -> bool {
+        let may = |args: &Engine| matches!(args.device, Device::Auto | Device::Gpu(_));
+        match self {
+            Command::Run(args) => may(&args.engine),
+            Command::Ppl(args) => may(&args.engine),
+            Command::Bench(_) | Command::Demo(_) | Command::Devices(_) | Command::Doctor(_) => true,
+            _ => false,
+        }
+    }
+
     /// What a machine that reads standard output was promised.
     pub(crate) fn json(&self) -> Json {
         let (asked, form) = match self {
@@ -166,9 +177,16 @@ impl Threads {
 /// Where a model runs and how much it may hold.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Engine {
-    /// Where to run.
-    #[arg(long, value_enum, default_value_t = Device::Auto, help_heading = RUNS)]
+    /// Where to run: auto (each layer where it is fastest and fits, software GPUs left out), cpu, gpu (as much as fits,
+    /// the CPU has the rest), gpu:N (that of this number in `samara devices`), or reference (slow and exact, to compare with).
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device, help_heading = RUNS)]
     pub(crate) device: Device,
+    /// Layers on the GPU, the last ones, with the head; 0 uses no GPU. Unless given, as many as pay and fit.
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = RUNS)]
+    pub(crate) gpu_layers: Option<u64>,
+    /// Memory of the GPU to count on, such as 6G, for its layers and their context; unless given, what its driver gives.
+    #[arg(long, value_name = "SIZE", value_parser = size, allow_negative_numbers = true, help_heading = RUNS)]
+    pub(crate) gpu_memory: Option<u64>,
     /// Instruction set of the CPU kernels: scalar, avx2, avx-vnni, avx512, avx512-vnni, neon or neon-dotprod; auto is
     /// the fastest that this machine runs. The results are the same with each.
     #[arg(long, value_name = "ISA", default_value = "auto", value_parser = isa, help_heading = RUNS)]
@@ -193,19 +211,6 @@ pub(crate) struct Engine {
     pub(crate) mlock: bool,
     #[command(flatten)]
     pub(crate) threads: Threads,
-}
-
-/// `--device`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Device {
-    /// The fastest that can run each part.
-    Auto,
-    /// The CPU kernels.
-    Cpu,
-    /// A GPU.
-    Gpu,
-    /// The slow exact definition, for comparison.
-    Reference,
 }
 
 /// Answer a prompt, or chat.
@@ -249,7 +254,7 @@ pub(crate) struct Run {
     /// Check every hash of the file before using it.
     #[arg(long)]
     pub(crate) verify: bool,
-    /// Print which backend and kernels run which part of the model.
+    /// Print which backend and kernels run which part of the model, and why there.
     #[arg(long, help_heading = OUTPUT)]
     pub(crate) explain: bool,
     /// Print the answer without the reasoning before it.
@@ -446,7 +451,18 @@ mod tests {
             check(
                 command,
                 Some(RUNS),
-                &["device", "isa", "ctx", "kv", "memory", "no-mmap", "mlock", "threads"],
+                &[
+                    "device",
+                    "gpu-layers",
+                    "gpu-memory",
+                    "isa",
+                    "ctx",
+                    "kv",
+                    "memory",
+                    "no-mmap",
+                    "mlock",
+                    "threads",
+                ],
             );
         }
         check("run", Some(SAMPLING), &["temp", "top-k", "seed", "max-tokens", "stop", "logit-bias"]);

@@ -1,5 +1,6 @@
 //! Values of options that have a notation of their own.
 
+use samara_runtime::Device;
 use samara_simd::{Error, Isa};
 
 /// What `--isa` says; `None` leaves it to the machine.
@@ -8,6 +9,20 @@ pub(crate) type ChosenIsa = Option<Isa>;
 /// `auto` or the name of an instruction set.
 pub(super) fn isa(text: &str) -> Result<ChosenIsa, Error> {
     if text == "auto" { Ok(None) } else { text.parse().map(Some) }
+}
+
+/// `auto`, `cpu`, `gpu`, `gpu:1` or `reference`.
+pub(super) fn device(text: &str) -> Result<Device, String> {
+    let number = |text: &str| text.strip_prefix("gpu:")?.parse().ok();
+    match text {
+        "auto" => Ok(Device::Auto),
+        "cpu" => Ok(Device::Cpu),
+        "gpu" => Ok(Device::Gpu(None)),
+        "reference" => Ok(Device::Reference),
+        text => number(text)
+            .map(|number| Device::Gpu(Some(number)))
+            .ok_or_else(|| "give auto, cpu, gpu, reference, or gpu: and a number, such as gpu:0".to_owned()),
+    }
 }
 
 /// `12=-1.5`.
@@ -79,6 +94,20 @@ mod tests {
         check(".", None);
         check("-1.5G", None);
         check("+1.5G", None);
+    }
+
+    #[test]
+    fn devices() {
+        let check = |text: &str, want: Option<Device>| assert_eq!(device(text).ok(), want, "{text}");
+        check("auto", Some(Device::Auto));
+        check("cpu", Some(Device::Cpu));
+        check("reference", Some(Device::Reference));
+        check("gpu", Some(Device::Gpu(None)));
+        check("gpu:0", Some(Device::Gpu(Some(0))));
+        check("gpu:12", Some(Device::Gpu(Some(12))));
+        for text in ["", "GPU", "gpu:", "gpu:-1", "gpu:x", "gpu0", "cpu:0", "tpu"] {
+            check(text, None);
+        }
     }
 
     #[test]

@@ -63,8 +63,12 @@ fn a_prompt_is_the_same_from_everywhere() {
     let file = dir.path().join("prompt.txt");
     std::fs::write(&file, "Capital of Greece?\n").expect("written");
     let model = tiny().to_str().expect("a plain path");
-    let args = ["run", model, "--temp", "0"];
-    let want = "The user asks for the capital of Greece. It is Athens.\n\nThe capital of Greece is Athens.\n";
+    // An emulated machine takes seconds for a whole answer, and its first words show as much.
+    let most = if emulated() { "4" } else { "100" };
+    let args = ["run", model, "--temp", "0", "--max-tokens", most];
+    let answer =
+        "The user asks for the capital of Greece. It is Athens.\n\nThe capital of Greece is Athens.\n";
+    let want = if emulated() { "The user asks for\n" } else { answer };
     let check = |ran: Ran| assert_eq!(ran.expect(0).out, want);
     check(run(args.iter().chain(&["-p", "Capital of Greece?"])));
     check(run(args.iter().chain(&["-f", file.to_str().expect("a plain path")])));
@@ -85,10 +89,10 @@ fn a_prompt_is_the_same_from_everywhere() {
         &["--verify"],
         &["--ctx", "100"],
     ] {
-        check(ask(&[&["-p", "Capital of Greece?", "--temp", "0"], more].concat()));
+        check(run(args.iter().chain(&["-p", "Capital of Greece?"]).chain(more)));
     }
     // The reference computes something else, but not here.
-    check(ask(&["-p", "Capital of Greece?", "--temp", "0", "--device", "reference"]));
+    check(run(args.iter().chain(&["-p", "Capital of Greece?", "--device", "reference"])));
     let hidden = ask(&["-p", "Capital of Greece?", "--temp", "0", "--hide-reasoning"]).expect(0);
     assert_eq!(hidden.out, "The capital of Greece is Athens.\n");
 }

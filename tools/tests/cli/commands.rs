@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 
-use crate::program::{fixture, folder, plain, run, samara, tiny};
+use crate::program::{emulated, fixture, folder, plain, run, samara, tiny};
 
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
@@ -177,10 +177,33 @@ fn a_prompt_that_does_not_fit_is_refused_with_both_numbers() {
     run(["run", plain(tiny()), "-f", plain(&dir.path().join("none"))]).expect(3);
 }
 
+/// Where Vulkan is the only way to a GPU, no driver is no GPU.
+#[cfg(all(unix, not(target_vendor = "apple")))]
 #[test]
-fn a_gpu_that_this_build_has_no_backend_for_is_refused() {
-    let refused = run(["run", plain(tiny()), "-p", "a", "--device", "gpu"]).expect(1);
-    assert!(refused.error().contains("--device cpu"), "{}", refused.err);
+fn without_a_gpu_it_is_refused_and_auto_takes_the_cpu() {
+    let ask = |more: &[&str]| {
+        let asked = ["run", plain(tiny()), "-p", "Capital of Greece?", "--temp", "0", "--max-tokens", "2"];
+        run(asked.iter().chain(more))
+    };
+    for device in ["gpu", "gpu:0"] {
+        let refused = ask(&["--device", device]).expect(2);
+        for part in ["no GPU was found", "--device cpu", "samara devices"] {
+            assert!(refused.error().contains(part), "{part}: {}", refused.err);
+        }
+    }
+    for more in [&["--explain"] as &[&str], &["--explain", "--gpu-layers", "3", "--gpu-memory", "1G"]] {
+        let auto = ask(more).expect(0);
+        assert_eq!(auto.err.matches("no GPU was found").count(), 1, "{}", auto.err);
+        assert!(auto.err.contains("layer 0 to layer 7 on cpu"), "{}", auto.err);
+        assert_eq!(auto.out, ask(&["--device", "cpu"]).expect(0).out);
+    }
+    assert!(!ask(&[]).expect(0).err.contains("GPU"));
+    // Nothing is looked for where no GPU can be used.
+    assert!(!ask(&["--explain", "--device", "cpu"]).expect(0).err.contains("GPU"));
+    assert!(!ask(&["--explain", "--gpu-layers", "0"]).expect(0).err.contains("GPU"));
+    let refused = ask(&["--device", "cpu", "--gpu-layers", "1"]).expect(2);
+    assert!(refused.error().contains("--gpu-layers"), "{}", refused.err);
+    assert!(run(["devices"]).expect(0).out.contains("gpu        none found\n"));
 }
 
 #[test]
@@ -281,14 +304,17 @@ fn stored_logits_are_compared() {
         run(["ppl", plain(tiny()), "--logits", plain(path), "--device", device, "--json"]).expect(0).json()
     };
     // Exact logits from an independent engine.
-    let exact = compare(&golden, "reference");
-    assert!(
-        number(&exact["kl_mean"]) <= 1e-9 && number(&exact["logit_max_abs_difference"]) <= 1e-3,
-        "{exact}"
-    );
-    assert_eq!(exact["top1_agreement"], 1.0);
     let int8 = compare(&golden, "cpu");
-    assert!(number(&int8["kl_mean"]) > number(&exact["kl_mean"]) && number(&int8["kl_max"]) < 0.01, "{int8}");
+    assert!(number(&int8["kl_mean"]) > 1e-9 && number(&int8["kl_max"]) < 0.01, "{int8}");
+    // An emulated machine takes a minute for the reference, which the golden tests of the library run there.
+    if !emulated() {
+        let exact = compare(&golden, "reference");
+        assert!(
+            number(&exact["kl_mean"]) <= 1e-9 && number(&exact["logit_max_abs_difference"]) <= 1e-3,
+            "{exact}"
+        );
+        assert_eq!(exact["top1_agreement"], 1.0);
+    }
 
     let dir = folder();
     let (text, saved) = (dir.path().join("text.txt"), dir.path().join("saved.safetensors"));
@@ -592,9 +618,9 @@ fn doctor_and_devices_say_what_runs() {
     }
     let devices = run(["devices", "--json"]).expect(0).json();
     assert!(
-        devices["backends"]
-            .as_array()
-            .is_some_and(|names| names.contains(&"cpu".into()) && names.contains(&"reference".into()))
+        devices["backends"].as_array().is_some_and(|names| ["cpu", "reference", "gpu"]
+            .iter()
+            .all(|name| names.contains(&(*name).into())))
     );
     // A machine without a desktop is nothing that drivers should complain of.
     for command in ["devices", "doctor"] {

@@ -34,6 +34,9 @@ pub(crate) fn samara() -> Command {
 /// The variable that says where caches are.
 pub(crate) const CACHES: &str = if cfg!(windows) { "LOCALAPPDATA" } else { "XDG_CACHE_HOME" };
 
+/// The variables that tell the loader of Vulkan where drivers are, the newer and the older one.
+pub(crate) const DRIVERS: [&str; 2] = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"];
+
 /// Takes away what changes the program's words or colours, or how it runs.
 pub(crate) fn clean(command: &mut Command) -> &mut Command {
     for name in [
@@ -53,6 +56,10 @@ pub(crate) fn clean(command: &mut Command) -> &mut Command {
         "XDG_STATE_HOME",
     ] {
         command.env_remove(name);
+    }
+    // No GPU of this machine takes part, unless a test says so.
+    for name in DRIVERS {
+        command.env(name, "/nonexistent");
     }
     // Nothing is kept between tests: nobody can make a folder there.
     if cfg!(windows) {

@@ -118,7 +118,7 @@ impl Backend for Cpu {
         choose::shape(spec)
     }
 
-    fn measure(&self, model: &Model, spec: &BlockSpec, _: Vec<KernelId>) -> Vec<KernelId> {
+    fn measure(&self, model: &Arc<Model>, spec: &BlockSpec, _: Vec<KernelId>) -> Vec<KernelId> {
         ids(spec, &choose::fastest(model, spec, self.kernels))
     }
 
@@ -127,10 +127,11 @@ impl Backend for Cpu {
         named && table(self.kernels, spec, kernels).is_some()
     }
 
-    fn footprint(&self, blocks: &[BlockSpec], hidden_size: usize, limits: &Limits) -> Footprint {
+    fn footprint(&self, model: &Model, blocks: &[BlockSpec], limits: &Limits) -> Footprint {
         Footprint {
             kv: cache::bytes_of(blocks, limits),
-            scratch: Sizes::of(blocks, hidden_size).bytes(limits),
+            scratch: Sizes::of(blocks, model.architecture().hidden_size).bytes(limits),
+            device: 0,
         }
     }
 
@@ -139,6 +140,7 @@ impl Backend for Cpu {
         model: &Arc<Model>,
         placed: &[Placed<'_>],
         limits: &Limits,
+        _progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Segment>, Error> {
         let pool = self.pool(limits.threads)?;
         // What every token reads is asked for now, experts when they are first chosen.

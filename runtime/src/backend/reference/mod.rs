@@ -37,8 +37,13 @@ impl Backend for Reference {
         Ok(vec![KernelId::new(op, "f32")])
     }
 
-    fn footprint(&self, blocks: &[BlockSpec], hidden_size: usize, limits: &Limits) -> Footprint {
-        Footprint { kv: cache::bytes_of(blocks, limits), scratch: scratch(blocks, hidden_size, limits) }
+    fn footprint(&self, model: &Model, blocks: &[BlockSpec], limits: &Limits) -> Footprint {
+        let hidden_size = model.architecture().hidden_size;
+        Footprint {
+            kv: cache::bytes_of(blocks, limits),
+            scratch: scratch(blocks, hidden_size, limits),
+            device: 0,
+        }
     }
 
     fn compile(
@@ -46,6 +51,7 @@ impl Backend for Reference {
         model: &Arc<Model>,
         blocks: &[Placed<'_>],
         limits: &Limits,
+        _progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Segment>, Error> {
         let blocks = blocks
             .iter()

@@ -1,0 +1,196 @@
+//! The GPU against the exact function: the first device that a driver offers, a software one if there is no other.
+
+use std::sync::{Arc, atomic::AtomicBool};
+
+use samara_format::{Access, Metadata, TensorSpec};
+use samara_runtime::{
+    Device, Engine, EngineOptions, KvType, Message, Model, ReasoningSplit, RenderOptions, Request, Sampler,
+    SamplerSpec, Session, adapters, divergence, generate,
+};
+use samara_tests::{
+    Fixture, STRESS_INT8, TINY_INT8, Tolerance, agreeing, engine, fixture, golden, measure, model, rewrite,
+};
+use serde_json::Value;
+
+/// Below this margin of the two best logits, rounding may pick the other one.
+const MARGIN: f64 = 0.02;
+
+/// The device to test; without one the test is left out, and said to be. `SAMARA_NO_GPU` says that where this runs there
+/// is none.
+fn gpu() -> Option<Device> {
+    if std::env::var_os("SAMARA_NO_GPU").is_some() {
+        println!("skipped: optional: SAMARA_NO_GPU is set");
+        return None;
+    }
+    let Some(adapter) = adapters().into_iter().next() else {
+        assert!(std::env::var_os("SAMARA_NO_SKIPS").is_none(), "no driver offers a GPU");
+        println!("skipped: no driver offers a GPU");
+        return None;
+    };
+    println!("on {} ({})", adapter.name, adapter.driver);
+    Some(Device::Gpu(Some(0)))
+}
+
+fn options(device: Device, max_batch: usize) -> EngineOptions {
+    EngineOptions { device, context: 512, max_batch, max_logit_rows: max_batch, ..EngineOptions::default() }
+}
+
+fn check(what: &str, engine: &mut Engine, file: &str, tolerance: &Tolerance) {
+    let (kl, max_abs) = measure(engine, &golden(file));
+    println!("{what}: mean KL {kl:.3e}, max abs {max_abs:.3e}");
+    assert!(
+        kl <= tolerance.mean_kl && max_abs <= tolerance.max_abs,
+        "{what}: mean KL {kl}, max abs {max_abs}"
+    );
+}
+
+#[test]
+fn gpu_is_close_to_the_exact_function() {
+    let Some(device) = gpu() else { return };
+    for (fixture, file, tolerance) in [
+        (Fixture::Tiny, "tiny-maple", &TINY_INT8),
+        (Fixture::Stress, "stress-maple", &STRESS_INT8),
+        (Fixture::StressWindow17, "stress-maple-window17", &STRESS_INT8),
+    ] {
+        check(&format!("{fixture:?}"), &mut engine(fixture, &options(device, 48)), file, tolerance);
+    }
+    let f32_cache = EngineOptions { kv: KvType::F32, ..options(device, 64) };
+    check("Tiny with an f32 cache", &mut engine(Fixture::Tiny, &f32_cache), "tiny-maple", &TINY_INT8);
+}
+
+#[test]
+fn one_token_a_step_is_close_too() {
+    let Some(device) = gpu() else { return };
+    // Other kernels than those of longer steps.
+    check("Tiny, one by one", &mut engine(Fixture::Tiny, &options(device, 1)), "tiny-maple", &TINY_INT8);
+    check(
+        "Stress, one by one",
+        &mut engine(Fixture::Stress, &options(device, 1)),
+        "stress-maple",
+        &STRESS_INT8,
+    );
+}
+
+#[test]
+fn argmax_agrees_at_every_position() {
+    let Some(device) = gpu() else { return };
+    let (same, n) = agreeing(&mut engine(Fixture::Tiny, &options(device, 64)), &golden("tiny-maple"));
+    println!("{same} of {n} argmaxes agree");
+    assert!(same >= n - n / 300, "{same} of {n} argmaxes agree");
+}
+
+#[test]
+fn layers_may_be_split_anywhere_between_cpu_and_gpu() {
+    let Some(device) = gpu() else { return };
+    for (fixture, file, tolerance) in
+        [(Fixture::Tiny, "tiny-maple", &TINY_INT8), (Fixture::Stress, "stress-maple", &STRESS_INT8)]
+    {
+        let n_layers = model(fixture).architecture().blocks.len() - 2;
+        for layers in 0..=n_layers {
+            let options = EngineOptions { gpu_layers: Some(layers), ..options(device, 48) };
+            let mut engine = engine(fixture, &options);
+            let on_gpu = engine.placements().iter().filter(|placement| placement.backend == "gpu");
+            let wanted = match layers {
+                0 => 0,
+                layers if layers == n_layers => layers + 2,
+                layers => layers + 1,
+            };
+            assert_eq!(on_gpu.count(), wanted, "{layers} layers: {:?}", engine.placements());
+            check(&format!("{fixture:?} with {layers} of {n_layers} layers"), &mut engine, file, tolerance);
+        }
+    }
+}
+
+#[test]
+fn a_wrong_clamp_and_one_key_more_are_noticed() {
+    let Some(device) = gpu() else { return };
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("unclamped.samara");
+    let unclamp = |metadata: &mut Metadata, _: &mut Vec<TensorSpec>| {
+        metadata.insert("model.gate_max", 1e9);
+    };
+    rewrite(model(Fixture::Stress).file(), &path, unclamp, |_, _| {});
+    let unclamped = Arc::new(Model::open(&path, Access::Read).expect("opens"));
+    let mut unclamped = Engine::new(unclamped, &options(device, 48)).expect("compiles");
+    let mut one_more = engine(Fixture::StressWindow17, &options(device, 48));
+    for (what, engine) in [("no clamp", &mut unclamped), ("one key more", &mut one_more)] {
+        let (kl, _) = measure(engine, &golden("stress-maple"));
+        println!("{what}: mean KL {kl:.3e}");
+        assert!(kl > 2.0 * STRESS_INT8.mean_kl, "{what}: KL {kl}");
+    }
+}
+
+fn ids(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| i.wrapping_mul(2_654_435_761) >> 20).collect()
+}
+
+#[test]
+fn prompts_in_pieces_equal_one_pass() {
+    let Some(device) = gpu() else { return };
+    let ids = ids(760);
+    let logits_of = |max_batch: usize, lens: &[usize]| {
+        let options = EngineOptions { device, context: 1100, max_batch, ..EngineOptions::default() };
+        let mut engine = engine(Fixture::Stress, &options);
+        let (mut session, mut logits) = (Session::new(0), Vec::new());
+        for len in lens {
+            session.prefill(&mut engine, &ids[..*len], &mut logits, &AtomicBool::new(false)).expect("runs");
+        }
+        logits
+    };
+    // A window of 16 wraps often; the full layer has all keys.
+    let whole = logits_of(1024, &[760]);
+    for (max_batch, lens) in [(64, &[511, 512, 513, 700, 703, 760][..]), (33, &[760]), (1, &[760])] {
+        let kl = divergence(&whole, &logits_of(max_batch, lens)).kl;
+        println!("steps of {max_batch}, {lens:?}: KL {kl:.3e}");
+        assert!(kl <= STRESS_INT8.mean_kl, "steps of {max_batch}, {lens:?}: KL {kl}");
+    }
+    // The planted fault: another token close to the end.
+    let mut other = ids.clone();
+    other[758] += 1;
+    let options = EngineOptions { device, context: 1100, ..EngineOptions::default() };
+    let (mut session, mut logits) = (Session::new(0), Vec::new());
+    let mut engine = engine(Fixture::Stress, &options);
+    session.prefill(&mut engine, &other, &mut logits, &AtomicBool::new(false)).expect("runs");
+    assert!(divergence(&whole, &logits).kl > 4.0 * STRESS_INT8.mean_kl);
+}
+
+#[test]
+fn golden_answers_are_reproduced_token_for_token() {
+    let Some(device) = gpu() else { return };
+    let goldens = std::fs::read_to_string(fixture("golden/tiny-answers.jsonl")).expect("goldens");
+    let goldens: Vec<Value> = goldens.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let mut engine =
+        engine(Fixture::Tiny, &EngineOptions { device, context: 512, ..EngineOptions::default() });
+    assert!(engine.placements().iter().all(|placement| placement.backend == "gpu"));
+    let tokenizer = model(Fixture::Tiny).tokenizer().expect("a tokenizer");
+    let template = model(Fixture::Tiny).chat_template(&tokenizer).expect("a template");
+    let (mut session, mut n) = (Session::new(0), 0);
+    for golden in &goldens {
+        if golden["smallest_margin"].as_f64().expect("a margin") < MARGIN {
+            continue;
+        }
+        let question = golden["question"].as_str().expect("a question");
+        let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        let pieces = template.render(&[Message::new("user", question)], options).expect("renders");
+        let prompt = tokenizer.encode_pieces(&pieces).expect("encodes");
+        let stop_ids = model(Fixture::Tiny).stop_ids().to_vec();
+        let request = Request {
+            prompt: &prompt,
+            stop: &[],
+            stop_ids: &stop_ids,
+            max_tokens: None,
+            split: ReasoningSplit::new(true),
+        };
+        let spec = SamplerSpec { temperature: 0.0, ..SamplerSpec::default() };
+        let mut sampler = Sampler::new(spec).expect("sound");
+        let cancel = AtomicBool::new(false);
+        let outcome =
+            generate(&mut engine, &mut session, &tokenizer, &mut sampler, &request, &cancel, &mut |_| {});
+        let ids: Vec<u64> = outcome.expect("answers").tokens.into_iter().map(u64::from).collect();
+        let wanted: Vec<u64> =
+            golden["ids"].as_array().expect("ids").iter().map(|id| id.as_u64().expect("an id")).collect();
+        assert_eq!(ids, wanted, "{question}");
+        n += 1;
+    }
+    assert!(n >= 50, "only {n} goldens are clear");
+}
