@@ -1,22 +1,28 @@
 //! The checks of one change, in order of cost. A failing step does not hide the later ones: all run, the failing ones are named at the
-//! end, and the last lines sum the tests of each platform and of all.
+//! end, and the last lines say how long each took and sum the tests of each platform and of all.
+//!
+//! A step that tests builds the tests and queues them (`runs.rs`): they run beside the steps that follow. What takes longest to run
+//! is therefore built first. Nearly all is built in one profile, that of releases, so that what a program depends on is built once
+//! for each platform.
 
 use crate::process::{answers, cargo, root, succeed};
+use crate::runs::{Program, Runs, build};
 use crate::tally::Tallies;
 use crate::target::{
     LINUX_AARCH64, LINUX_X86_64, MACOS_AARCH64, Place, SHIPPED, Target, WINDOWS_X86_64, here,
 };
 use crate::wine::Wine;
 use crate::{dist, readme, tools};
-use anyhow::{Result, anyhow, ensure};
-use std::path::PathBuf;
+use anyhow::{Context, Result, anyhow};
+use std::fs;
+use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Processors that qemu imitates: with dotprod and i8mm, with dotprod alone, with neither. All tests run on the first. On the others
 /// those do whose outcome a processor's instructions can change: the kernels, and what the program computes with them.
 const AARCH64_CPUS: [(&str, &[&str], &[&str]); 3] = [
-    ("max", &ALL_BUT_CLI, &COMMANDS),
+    ("max", &[], &COMMANDS),
     ("cortex-a76", &KERNELS, &["cpu_floor"]),
     ("cortex-a72", &KERNELS, &["cpu_floor"]),
 ];
@@ -26,20 +32,44 @@ const AARCH64_CPUS: [(&str, &[&str], &[&str]); 3] = [
 const COMMANDS: [&str; 7] =
     ["answers::", "commands::", "conversion::", "cpu_floor::", "paths::", "--skip", "a_bench_record"];
 
-/// Integration tests, as patterns, but for those of the command line.
-const ALL_BUT_CLI: [&str; 4] = ["--test", "[!c]*", "--test", "c[!l]*"];
+/// Unit tests of the libraries and integration tests, as patterns, but for those of the command line.
+const LIBRARIES: [&str; 5] = ["--lib", "--test", "[!c]*", "--test", "c[!l]*"];
 
-const KERNELS: [&str; 8] =
-    ["--test", "contract", "--test", "definition", "--test", "format_layout", "--test", "isa_equals_scalar"];
+/// Tests of the kernels, and the unit tests of all that they are made of.
+const KERNELS: [&str; 9] = [
+    "contract",
+    "definition",
+    "format_layout",
+    "isa_equals_scalar",
+    "samara_converter",
+    "samara_format",
+    "samara_pool",
+    "samara_runtime",
+    "samara_simd",
+];
 
-/// The packages of the product; the shaders are tested where they are built. They are always built together: alone, some would have other features of what they depend on, and
+/// The packages of the product. They are always built together: alone, some would have other features of what they depend on, and
 /// all of that would be built again.
 const PACKAGES: [&str; 5] = ["--workspace", "--exclude", "xtask", "--exclude", "samara-shaders"];
+
+/// Our own code has its assertions where it is tested on this machine; what it depends on stays that of a release.
+const ASSERTIONS: [&str; 4] = [
+    "profile.release.debug-assertions=true",
+    "profile.release.overflow-checks=true",
+    "profile.release.package.'*'.debug-assertions=false",
+    "profile.release.package.'*'.overflow-checks=false",
+];
+
+/// What steps share.
+struct Checks {
+    tallies: Tallies,
+    runs: Runs,
+}
 
 struct Step {
     name: &'static str,
     what: &'static str,
-    run: fn(&mut Tallies) -> Result<()>,
+    run: fn(&mut Checks) -> Result<()>,
 }
 
 const STEPS: &[Step] = &[
@@ -49,17 +79,20 @@ const STEPS: &[Step] = &[
     Step { name: "doc", what: "the documentation builds without a warning", run: doc },
     Step { name: "deny", what: "licences, sources and versions of dependencies (deny.toml)", run: deny },
     Step { name: "fuzz", what: "the fuzz targets build", run: fuzz },
-    Step { name: "test", what: "unit, integration and documentation tests on this machine", run: test },
     Step { name: "macos", what: "no warning for macOS, where nothing is linked or run", run: macos },
-    Step { name: "dist", what: "release archives, looked at and run on an old system", run: dist },
-    Step { name: "windows", what: "the tests as Windows programs, by wine", run: windows },
+    Step { name: "test", what: "unit, integration and documentation tests on this machine", run: test },
     Step { name: "aarch64", what: "the tests on three ARM processors, by qemu", run: aarch64 },
+    Step { name: "windows", what: "the tests as Windows programs, by wine", run: windows },
+    Step { name: "dist", what: "release archives, looked at and run on an old system", run: dist },
 ];
 
 /// One line for each step.
 pub(crate) fn help() -> String {
     STEPS.iter().map(|s| format!("  {:<8}{}\n", s.name, s.what)).collect()
 }
+
+/// What was done, how long it took and how it ended.
+type Row = (String, Duration, Result<()>);
 
 /// Runs the steps called `names`, or all of them if there are none.
 pub(crate) fn run(names: &[String]) -> ExitCode {
@@ -68,69 +101,86 @@ pub(crate) fn run(names: &[String]) -> ExitCode {
         return ExitCode::from(2);
     }
     let no_skips = std::env::var_os("SAMARA_NO_SKIPS").is_some();
-    let mut tallies = Tallies::new(no_skips);
-    let mut failed = Vec::new();
     let started = Instant::now();
+    let mut checks = Checks { tallies: Tallies::new(no_skips), runs: Runs::start() };
+    let mut rows = Vec::new();
     for step in STEPS.iter().filter(|s| names.is_empty() || names.iter().any(|n| n == s.name)) {
         println!("== {}: {}", step.name, step.what);
         let step_started = Instant::now();
-        let outcome = (step.run)(&mut tallies);
-        let seconds = step_started.elapsed().as_secs_f64();
-        match outcome {
-            Ok(()) => println!("== {} passed in {seconds:.1} s\n", step.name),
-            Err(e) => {
-                println!("== {} FAILED after {seconds:.1} s: {e:#}\n", step.name);
-                failed.push(step.name);
-            }
-        }
+        let outcome = (step.run)(&mut checks);
+        let row = (step.name.to_owned(), step_started.elapsed(), outcome);
+        println!("==\n{}\n", shown(&row));
+        rows.push(row);
     }
-    if names.is_empty()
-        && let Err(e) = readme::check(&tallies, no_skips)
-    {
-        println!("README.md: {e:#}");
-        failed.push("readme");
+    let Checks { mut tallies, runs } = checks;
+    let waited = Instant::now();
+    let runs = runs.finish(&mut tallies);
+    rows.push(("waiting for the last tests".to_owned(), waited.elapsed(), Ok(())));
+    if names.is_empty() {
+        rows.push(("README.md".to_owned(), Duration::ZERO, readme::check(&tallies, no_skips)));
     }
-    println!("{:.0} s in all", started.elapsed().as_secs_f64());
-    if !failed.is_empty() {
-        println!("failed: {}", failed.join(", "));
+    println!("== seconds of each step, then of each platform's tests, which ran beside them");
+    rows.extend(runs);
+    for row in &rows {
+        println!("{}", shown(row));
     }
-    println!("{}", tallies);
-    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!("{:6.0} s in all\n{tallies}", started.elapsed().as_secs_f64());
+    if rows.iter().all(|(_, _, outcome)| outcome.is_ok()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn fmt(_: &mut Tallies) -> Result<()> {
+fn shown((name, took, outcome): &Row) -> String {
+    let seconds = took.as_secs_f64();
+    match outcome {
+        Ok(()) => format!("{seconds:6.1} s  {name}"),
+        Err(e) => format!("{seconds:6.1} s  {name} FAILED: {e:#}"),
+    }
+}
+
+fn fmt(_: &mut Checks) -> Result<()> {
     succeed(cargo(&["fmt", "--all", "--check"]))
 }
 
-fn typos(tallies: &mut Tallies) -> Result<()> {
-    let typos = if answers("typos") { Ok(PathBuf::from("typos")) } else { tools::python("bin/typos") };
-    let Some(typos) = tallies.wanted("spelling", typos)? else { return Ok(()) };
+fn typos(checks: &mut Checks) -> Result<()> {
+    let Some(typos) = checks.tallies.wanted("spelling", tools::typos())? else { return Ok(()) };
     let mut command = Command::new(typos);
     command.current_dir(root());
     succeed(command)
 }
 
-fn clippy(_: &mut Tallies) -> Result<()> {
-    succeed(cargo(&["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+/// `cargo SUBCOMMAND` for this machine. Where releases for it can be made, all is built as for them, and each crate that others have
+/// written once; elsewhere in the development profile.
+fn local(subcommand: &str) -> Command {
+    let target = SHIPPED.into_iter().find(|target| target.name == here());
+    let command = target.and_then(|target| target.cargo(subcommand, &Place::here()).ok());
+    let mut command = command.unwrap_or_else(|| cargo(&[subcommand, "--locked"]));
+    command.args(ASSERTIONS.iter().flat_map(|setting| ["--config", setting]));
+    command
 }
 
-fn doc(_: &mut Tallies) -> Result<()> {
-    let mut command = cargo(&["doc", "--locked", "--workspace", "--no-deps"]);
-    command.env("RUSTDOCFLAGS", "-D warnings");
+fn clippy(_: &mut Checks) -> Result<()> {
+    let mut command = local("clippy");
+    command.args(["--workspace", "--all-targets", "--", "-D", "warnings"]);
     succeed(command)
 }
 
-fn deny(_: &mut Tallies) -> Result<()> {
+fn doc(_: &mut Checks) -> Result<()> {
+    let mut command = local("doc");
+    command.args(["--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
+    succeed(command)
+}
+
+fn deny(checks: &mut Checks) -> Result<()> {
+    let Some(deny) = checks.tallies.wanted("dependencies", tools::cargo_deny())? else { return Ok(()) };
     // The crates of other platforms are checked too, so they have to be here; after this cargo-deny needs no network.
     succeed(cargo(&["fetch", "--locked"]))?;
-    let mut command = Command::new(tools::cargo_deny()?);
+    let mut command = Command::new(deny);
     command
         .args(["--log-level", "error", "--offline", "--locked", "check", "bans", "licenses", "sources"])
         .current_dir(root());
     succeed(command)
 }
 
-fn fuzz(_: &mut Tallies) -> Result<()> {
+fn fuzz(_: &mut Checks) -> Result<()> {
     const MANIFEST: &str = "format/fuzz/Cargo.toml";
     // libFuzzer is C++. Where no compiler for it is found the targets are type-checked; the file stands for the library that is
     // then never linked.
@@ -144,49 +194,47 @@ fn fuzz(_: &mut Tallies) -> Result<()> {
     succeed(command)
 }
 
-fn test(tallies: &mut Tallies) -> Result<()> {
-    let command = cargo(&["test", "--locked", "--workspace", "--no-fail-fast", "--", "--show-output"]);
-    tallies.run(&here(), command)
-}
-
-fn macos(tallies: &mut Tallies) -> Result<()> {
+fn macos(checks: &mut Checks) -> Result<()> {
     let clippy = MACOS_AARCH64.cargo("clippy", &Place::here());
-    let Some(mut clippy) = tallies.wanted(MACOS_AARCH64.name, clippy)? else {
+    let Some(mut clippy) = checks.tallies.wanted(MACOS_AARCH64.name, clippy)? else {
         return Ok(());
     };
     clippy.args(PACKAGES).args(["--lib", "--bins", "--tests", "--", "-D", "warnings"]);
     succeed(clippy)
 }
 
-fn dist(tallies: &mut Tallies) -> Result<()> {
-    let Some(()) = tallies.wanted("dist", dist::able())? else { return Ok(()) };
-    dist::make(&SHIPPED, &[])?;
-    if here() != LINUX_X86_64.name {
-        return Ok(());
+/// The shaders and this program are tested in the development profile, in which this program is built anyway, each alone: with them
+/// the product would have other features of what it depends on.
+fn test(checks: &mut Checks) -> Result<()> {
+    let mut tests = local("test");
+    tests.args(PACKAGES).arg("--tests");
+    let built = build(tests)?;
+    let mut commands: Vec<_> = built.tests.iter().map(|test| test.command(&[], &[])).collect();
+    // A release puts its program in the same place, maybe before these have run.
+    if let [samara] = &built.started[..] {
+        let copy =
+            root().join("target/checked").join(samara.file_name().context("a program without a name")?);
+        fs::create_dir_all(copy.with_file_name(""))?;
+        fs::copy(samara, &copy)?;
+        for command in &mut commands {
+            command.env("SAMARA_EXE", &copy);
+        }
     }
-    // The program that is shipped, on old processors.
-    let mut floor =
-        cargo(&["test", "--locked", "--workspace", "--test", "cli", "cpu_floor", "--", "--show-output"]);
-    floor.env("SAMARA_EXE", LINUX_X86_64.exe(&Place::here()));
-    tallies.run("linux-x86_64 (as shipped)", floor)
-}
-
-/// All tests are Windows programs. Those of a console are this machine's: wine draws one on a terminal.
-fn windows(tallies: &mut Tallies) -> Result<()> {
-    let name = WINDOWS_X86_64.name;
-    let Some(wine) = tallies.wanted(name, Wine::start())? else { return Ok(()) };
-    let tests = foreign_tests(&WINDOWS_X86_64, &["--bins", "--tests"]);
-    let Some(mut tests) = tallies.wanted(name, tests)? else { return Ok(()) };
-    tests.args(["--", "--show-output"]);
-    tests.env("CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER", &wine.program);
-    let mut console = program_tests(&wine.program.to_string_lossy(), &WINDOWS_X86_64);
-    console.args(["console::", "--include-ignored", "--test-threads", "1"]);
-    tallies.several(name, [tests, console], |command| wine.set_up(command))
+    checks.runs.add(here(), commands, ())?;
+    let mut documentation = local("test");
+    documentation.args(PACKAGES).args(["--doc", "--no-fail-fast"]);
+    let mut failed = vec![checks.tallies.run(&here(), documentation)];
+    for package in ["samara-shaders", "xtask"] {
+        let command =
+            cargo(&["test", "--locked", "--package", package, "--no-fail-fast", "--", "--show-output"]);
+        failed.push(checks.tallies.run(&here(), command));
+    }
+    failed.into_iter().collect()
 }
 
 /// The libraries' tests are ARM programs. Those of the command line stay programs of this machine, and what they run is the ARM
 /// program that is shipped.
-fn aarch64(tallies: &mut Tallies) -> Result<()> {
+fn aarch64(checks: &mut Checks) -> Result<()> {
     const QEMU: &str = "qemu-aarch64-static";
     let name = LINUX_AARCH64.name;
     let system = if answers(QEMU) {
@@ -194,37 +242,81 @@ fn aarch64(tallies: &mut Tallies) -> Result<()> {
     } else {
         Err(anyhow!("{QEMU} is not installed (on Debian: apt install qemu-user-static)"))
     };
-    let Some(system) = tallies.wanted(name, system)? else { return Ok(()) };
-    let build = LINUX_AARCH64.cargo("build", &Place::here());
-    let Some(mut build) = tallies.wanted(name, build)? else { return Ok(()) };
-    build.args(["-p", "samara"]);
-    succeed(build)?;
-    let mut failed = Vec::new();
+    let Some(system) = checks.tallies.wanted(name, system)? else { return Ok(()) };
+    let program = LINUX_AARCH64.cargo("build", &Place::here());
+    let Some(program) = checks.tallies.wanted(name, program)? else { return Ok(()) };
+    let libraries = foreign_tests(program, &LINUX_AARCH64, &LIBRARIES)?;
+    let cli = cli()?;
     for (cpu, chosen, filter) in AARCH64_CPUS {
-        let mut libraries = foreign_tests(&LINUX_AARCH64, chosen)?;
-        libraries.args(["--", "--show-output"]).env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", QEMU);
-        let mut program = program_tests(QEMU, &LINUX_AARCH64);
-        program.args(filter);
-        let outcome = tallies.several(&format!("{name} ({cpu})"), [libraries, program], |command| {
-            command.env("QEMU_CPU", cpu).env("QEMU_LD_PREFIX", &system).env("SAMARA_EMULATED", "1");
-        });
-        failed.extend(outcome.err().map(|e| format!("{e:#}")));
+        let libraries =
+            libraries.iter().filter(|p| chosen.is_empty() || chosen.iter().any(|name| p.is(name)));
+        let mut commands: Vec<_> = libraries.map(|p| p.command(&[Path::new(QEMU)], &[])).collect();
+        commands.push(program_test(&cli, QEMU, &LINUX_AARCH64, filter));
+        for command in &mut commands {
+            command.env("QEMU_CPU", cpu).env("QEMU_LD_PREFIX", &system);
+            command.env("SAMARA_EMULATED", "1").env("SAMARA_NO_GPU", "1");
+        }
+        checks.runs.add(format!("{name} ({cpu})"), commands, ())?;
     }
-    ensure!(failed.is_empty(), "{}", failed.join("; "));
     Ok(())
 }
 
-/// Unit tests of the libraries and the tests `chosen`, built as the program is for a release, so that what is tested is what is
-/// shipped. Documentation tests run on this machine alone.
-fn foreign_tests(target: &Target, chosen: &[&str]) -> Result<Command> {
-    let mut command = target.cargo("test", &Place::here())?;
-    command.args(PACKAGES).args(["--no-fail-fast", "--lib"]).args(chosen);
-    Ok(command)
+/// All tests are Windows programs. Those of a console are this machine's: wine draws one on a terminal.
+fn windows(checks: &mut Checks) -> Result<()> {
+    let name = WINDOWS_X86_64.name;
+    let Some(wine) = checks.tallies.wanted(name, Wine::start())? else { return Ok(()) };
+    let program = WINDOWS_X86_64.cargo("build", &Place::here());
+    let Some(program) = checks.tallies.wanted(name, program)? else { return Ok(()) };
+    let tests = foreign_tests(program, &WINDOWS_X86_64, &["--tests"])?;
+    let mut commands: Vec<_> = tests.iter().map(|p| p.command(&[&wine.program], &[])).collect();
+    let console = ["console::", "--include-ignored", "--test-threads", "1"];
+    commands.push(program_test(&cli()?, &wine.program.to_string_lossy(), &WINDOWS_X86_64, &console));
+    // Without a screen wine finds no GPU; on one that nobody sees, the one in software.
+    for command in &mut commands {
+        command.env("SAMARA_NO_GPU", "1");
+    }
+    let gpu = tests.iter().find(|program| program.is("gpu")).context("there is no test called gpu")?;
+    let screen = [Path::new("xvfb-run"), Path::new("-a"), &wine.program];
+    commands.push(gpu.command(&screen, &["gpu_is_close"]));
+    commands.iter_mut().for_each(|command| wine.set_up(command));
+    checks.runs.add(name, commands, wine)
+}
+
+fn dist(checks: &mut Checks) -> Result<()> {
+    let Some(()) = checks.tallies.wanted("dist", dist::able())? else { return Ok(()) };
+    // Built before the releases: it puts a program of its own where that for this machine will be.
+    let cli = cli()?;
+    dist::make(&SHIPPED, &[])?;
+    if here() != LINUX_X86_64.name {
+        return Ok(());
+    }
+    // The program that is shipped, on old processors.
+    let mut floor = cli.command(&[], &["cpu_floor"]);
+    floor.env("SAMARA_EXE", LINUX_X86_64.exe(&Place::here()));
+    checks.runs.add("linux-x86_64 (as shipped)", vec![floor], ())
+}
+
+/// Builds the program, by `program`, a `cargo build`, and then the tests `chosen` of the product: all as for a release, so that what is
+/// tested is what is shipped.
+/// Documentation tests run on this machine alone.
+fn foreign_tests(mut program: Command, target: &Target, chosen: &[&str]) -> Result<Vec<Program>> {
+    program.args(["--package", "samara"]);
+    succeed(program)?;
+    let mut tests = target.cargo("test", &Place::here())?;
+    tests.args(PACKAGES).args(chosen);
+    Ok(build(tests)?.tests)
+}
+
+/// Builds the tests of the command line for this machine.
+fn cli() -> Result<Program> {
+    let mut command = local("test");
+    command.args(PACKAGES).args(["--test", "cli"]);
+    build(command)?.tests.pop().context("there is no test called cli")
 }
 
 /// Tests of the command line, of this machine, which have `runner` run what was built for `target`.
-fn program_tests(runner: &str, target: &Target) -> Command {
-    let mut command = cargo(&["test", "--locked", "--workspace", "--test", "cli", "--", "--show-output"]);
+fn program_test(cli: &Program, runner: &str, target: &Target, args: &[&str]) -> Command {
+    let mut command = cli.command(&[], args);
     command.env("SAMARA_RUNNER", runner).env("SAMARA_EXE", target.exe(&Place::here()));
     command
 }

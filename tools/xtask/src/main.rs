@@ -7,6 +7,7 @@ mod debian;
 mod dist;
 mod process;
 mod readme;
+mod runs;
 mod sysroot;
 mod tally;
 mod target;

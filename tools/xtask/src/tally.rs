@@ -14,8 +14,9 @@ use crate::process::shown;
 
 const OPTIONAL: &str = "optional:";
 
+/// What tests of one platform came to.
 #[derive(Debug, Default)]
-struct Tally {
+pub(crate) struct Tally {
     passed: u64,
     failed: u64,
     ignored: u64,
@@ -27,7 +28,7 @@ struct Tally {
 
 impl Tally {
     /// Takes one line of output; most lines say nothing here.
-    fn line(&mut self, line: &str) {
+    pub(crate) fn line(&mut self, line: &str) {
         if let Some(counts) = line.strip_prefix("test result: ") {
             for part in counts.split(['.', ';']) {
                 match part.trim().split_once(' ') {
@@ -117,29 +118,19 @@ impl Tallies {
             tally.line(line.trim_end());
         }
         let status = child.wait()?;
-        let fault = tally.fault(self.no_skips);
-        self.of(platform).add(tally);
-        ensure!(fault.is_none(), "{platform}: {}", fault.unwrap_or_default());
+        self.add(platform, tally)?;
         ensure!(status.success(), "{} ended with {status}", shown(&command));
         Ok(())
     }
 
-    /// Runs each command, made ready by `set_up`, as [`run`](Self::run) does; a failure does not keep the later ones from running.
+    /// Counts `tally` for `platform`.
     ///
     /// # Errors
-    /// Those of the commands that failed.
-    pub(crate) fn several(
-        &mut self,
-        platform: &str,
-        commands: impl IntoIterator<Item = Command>,
-        set_up: impl Fn(&mut Command),
-    ) -> Result<()> {
-        let mut failed = Vec::new();
-        for mut command in commands {
-            set_up(&mut command);
-            failed.extend(self.run(platform, command).err().map(|e| format!("{e:#}")));
-        }
-        ensure!(failed.is_empty(), "{}", failed.join("; "));
+    /// If a test failed or was left out without being optional, or if none ran.
+    pub(crate) fn add(&mut self, platform: &str, tally: Tally) -> Result<()> {
+        let fault = tally.fault(self.no_skips);
+        self.of(platform).add(tally);
+        ensure!(fault.is_none(), "{platform}: {}", fault.unwrap_or_default());
         Ok(())
     }
 

@@ -4,7 +4,8 @@
 //! binary could not load a Vulkan driver. Windows binaries are linked by mingw.
 
 use crate::process::{answers, cargo, cargo_home, root};
-use crate::{sysroot, tools};
+use crate::sysroot;
+use crate::tools::{self, ZIGBUILD};
 use anyhow::{Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -61,8 +62,8 @@ impl Place {
 }
 
 impl Target {
-    /// `cargo SUBCOMMAND` for this target, to which the caller adds arguments. What can be linked is built in the release profile; a
-    /// check shares the build scripts and macros of this machine's own.
+    /// `cargo SUBCOMMAND` for this target in the release profile, to which the caller adds arguments. Build scripts and macros are this
+    /// machine's and built once for all targets.
     ///
     /// # Errors
     /// If the linker or the target's standard library is not here and cannot be had; says what to install.
@@ -84,9 +85,6 @@ impl Target {
             }
         };
         let flags = self.flags(place, sysroot.as_deref())?.join("\u{1f}");
-        if self.link != Link::No {
-            command.arg("--release");
-        }
         // What these say would get into the C code of a release, or around its flags.
         for name in
             ["CFLAGS", "CPPFLAGS", "TARGET_CFLAGS", "RUSTFLAGS", "RUSTC_WRAPPER", "ZSTD_SYS_USE_PKG_CONFIG"]
@@ -94,7 +92,7 @@ impl Target {
             command.env_remove(name);
         }
         command
-            .arg("--locked")
+            .args(["--release", "--locked"])
             .current_dir(&place.root)
             .env("CARGO_TARGET_DIR", &place.target_dir)
             .env("CARGO_ENCODED_RUSTFLAGS", flags)
@@ -134,9 +132,9 @@ impl Target {
 }
 
 fn zigbuild(subcommand: &str, target: &str) -> Result<Command> {
-    let mut command = Command::new(tools::python("bin/cargo-zigbuild")?);
+    let mut command = Command::new(ZIGBUILD.program("bin/cargo-zigbuild")?);
     command.args([subcommand, "--target", target]);
-    command.env("CARGO_ZIGBUILD_ZIG_PATH", tools::python("ziglang/zig")?);
+    command.env("CARGO_ZIGBUILD_ZIG_PATH", ZIGBUILD.program("ziglang/zig")?);
     for cache in ["CARGO_ZIGBUILD_CACHE_DIR", "ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"] {
         command.env(cache, tools::folder().join("zig"));
     }

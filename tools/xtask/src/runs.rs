@@ -1,0 +1,197 @@
+//! Test programs, built by cargo and run while cargo builds the next ones.
+//!
+//! A build has stretches in which one processor waits for another, and a test of one program uses one. So those of each
+//! platform are queued as soon as they are built, and one thread runs them in that order; what a program prints comes in one piece.
+
+use crate::process::shown;
+use crate::tally::{Tallies, Tally};
+use anyhow::{Context, Result, ensure};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A test program.
+pub(crate) struct Program {
+    exe: PathBuf,
+    /// Its package's folder, in which cargo would start it.
+    folder: PathBuf,
+}
+
+/// What a `cargo test` has built.
+pub(crate) struct Built {
+    pub(crate) tests: Vec<Program>,
+    /// Programs that tests start.
+    pub(crate) started: Vec<PathBuf>,
+}
+
+/// Has `command`, a `cargo test`, build its programs and not run them.
+///
+/// # Errors
+/// If it fails or builds no test.
+pub(crate) fn build(mut command: Command) -> Result<Built> {
+    command.args(["--no-run", "--message-format", "json-render-diagnostics"]).stdout(Stdio::piped());
+    let mut child = command.spawn().with_context(|| shown(&command))?;
+    let stdout = child.stdout.take().context("cargo has no output to read")?;
+    let mut built = Built { tests: Vec::new(), started: Vec::new() };
+    for line in BufReader::new(stdout).lines() {
+        built.take(&line?);
+    }
+    let status = child.wait()?;
+    ensure!(status.success(), "{} ended with {status}", shown(&command));
+    ensure!(!built.tests.is_empty(), "{} built no test", shown(&command));
+    Ok(built)
+}
+
+impl Built {
+    /// Takes one of cargo's messages; those about a program say where it is.
+    fn take(&mut self, line: &str) {
+        let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+        let path = |key: &str| message[key].as_str().map(PathBuf::from);
+        let (Some(exe), Some(manifest)) = (path("executable"), path("manifest_path")) else { return };
+        if message["profile"]["test"] == true {
+            self.tests.push(Program { exe, folder: manifest.with_file_name("") });
+        } else {
+            self.started.push(exe);
+        }
+    }
+}
+
+impl Program {
+    /// The test `target` of those built: the name of its file, without the hash that cargo adds.
+    pub(crate) fn is(&self, target: &str) -> bool {
+        let name = self.exe.file_stem().unwrap_or_default().to_string_lossy();
+        name.rsplit_once('-').is_some_and(|(name, _)| name == target)
+    }
+
+    /// Starts it by `runners`, each of which starts the next (nothing: this machine), with `args`.
+    pub(crate) fn command(&self, runners: &[&Path], args: &[&str]) -> Command {
+        let mut words = runners.iter().copied().chain([&*self.exe]);
+        let mut command = Command::new(words.next().unwrap_or(&self.exe));
+        command.args(words);
+        command.arg("--show-output").args(args).current_dir(&self.folder);
+        command
+    }
+}
+
+/// What is to be run for a platform.
+struct Run {
+    platform: String,
+    commands: Vec<Command>,
+    /// Something that these commands need, dropped after the last of them.
+    _needs: Box<dyn Send>,
+}
+
+/// How it went.
+struct Outcome {
+    platform: String,
+    tally: Tally,
+    failed: Vec<String>,
+    took: Duration,
+}
+
+/// The queue and the thread that works it off.
+pub(crate) struct Runs {
+    queue: Sender<Run>,
+    worker: JoinHandle<Vec<Outcome>>,
+}
+
+impl Runs {
+    pub(crate) fn start() -> Runs {
+        let (queue, runs) = mpsc::channel();
+        let worker = std::thread::spawn(move || runs.into_iter().map(Run::run).collect());
+        Runs { queue, worker }
+    }
+
+    /// Queues `commands`, which print as tests of Rust do, for `platform`. `needs` lives until they have ended.
+    pub(crate) fn add(
+        &self,
+        platform: impl Into<String>,
+        commands: Vec<Command>,
+        needs: impl Send + 'static,
+    ) -> Result<()> {
+        let run = Run { platform: platform.into(), commands, _needs: Box::new(needs) };
+        self.queue.send(run).ok().context("the thread that runs tests has ended")
+    }
+
+    /// Waits for all, counts them, and returns for each how long it took and why it failed, if it did.
+    ///
+    /// # Panics
+    /// If the thread did.
+    pub(crate) fn finish(self, tallies: &mut Tallies) -> Vec<(String, Duration, Result<()>)> {
+        drop(self.queue);
+        let outcomes = self.worker.join().expect("the thread that runs tests");
+        let count = |Outcome { platform, tally, mut failed, took }| {
+            failed.extend(tallies.add(&platform, tally).err().map(|e| format!("{e:#}")));
+            let result = if failed.is_empty() { Ok(()) } else { Err(anyhow::anyhow!(failed.join("; "))) };
+            (platform, took, result)
+        };
+        outcomes.into_iter().map(count).collect()
+    }
+}
+
+impl Run {
+    /// Runs every command; a failure does not keep the later ones from running.
+    fn run(self) -> Outcome {
+        let started = Instant::now();
+        let (mut tally, mut failed) = (Tally::default(), Vec::new());
+        for mut command in self.commands {
+            let name = shown(&command);
+            // A test may print bytes that are not text.
+            let result = match command.stdin(Stdio::null()).stderr(Stdio::inherit()).output() {
+                Ok(output) => {
+                    let text = String::from_utf8_lossy(&output.stdout);
+                    println!("-- {}: {name}\n{text}", self.platform);
+                    text.lines().for_each(|line| tally.line(line.trim_end()));
+                    if output.status.success() { None } else { Some(output.status.to_string()) }
+                }
+                Err(error) => Some(error.to_string()),
+            };
+            failed.extend(result.map(|why| format!("{name} ended with {why}")));
+        }
+        Outcome { platform: self.platform, tally, failed, took: started.elapsed() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_in_the_messages_of_cargo() {
+        let mut built = Built { tests: Vec::new(), started: Vec::new() };
+        for line in [
+            r#"{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","profile":{"test":false},"executable":null}"#,
+            r#"{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","profile":{"test":true},"executable":"/w/t/deps/a_b-0f"}"#,
+            r#"{"reason":"compiler-artifact","manifest_path":"/w/c/Cargo.toml","profile":{"test":false},"executable":"/w/t/c"}"#,
+            r#"{"reason":"build-finished","success":true}"#,
+            "no message",
+        ] {
+            built.take(line);
+        }
+        let [test] = &built.tests[..] else { panic!("one test") };
+        assert!(test.is("a_b") && !test.is("a") && test.folder == Path::new("/w/a"));
+        assert_eq!(built.started, [Path::new("/w/t/c")]);
+    }
+
+    #[test]
+    fn what_fails_is_counted_and_does_not_hide_what_follows() {
+        let say = |text: &str, code: u8| {
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("echo '{text}'; exit {code}")]);
+            command
+        };
+        let passed = "test result: ok. 2 passed; 0 failed; 0 ignored";
+        let (mut tallies, runs) = (Tallies::default(), Runs::start());
+        runs.add("good", vec![say(passed, 0), say(passed, 0)], ()).unwrap();
+        runs.add("bad", vec![say("crashed", 101), say(passed, 0)], ()).unwrap();
+        runs.add("none", vec![say("", 0)], ()).unwrap();
+        let rows = runs.finish(&mut tallies);
+        let failed: Vec<_> = rows.iter().map(|(name, _, result)| (name.as_str(), result.is_err())).collect();
+        assert_eq!(failed, [("good", false), ("bad", true), ("none", true)]);
+        let counts = "good: 4 passed, 0 failed, 0 skipped\nbad: 2 passed, 0 failed, 0 skipped\n";
+        assert!(tallies.to_string().starts_with(counts), "{tallies}");
+    }
+}
