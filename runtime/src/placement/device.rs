@@ -60,7 +60,7 @@ pub(super) fn pick(adapters: &[Adapter], number: Option<usize>) -> Result<usize,
 mod tests {
     use super::*;
 
-    /// `d`iscrete, `i`ntegrated or `s`oftware adapters.
+    /// `d`: discrete, `i`: integrated, `s`: software adapters.
     fn adapters(kinds: &str) -> Vec<Adapter> {
         let adapter = |kind: char| Adapter {
             id: "vulkan:0000:0000".into(),
