@@ -15,9 +15,10 @@ use serde_json::Value;
 /// Below this margin of the two best logits, rounding may pick the other one.
 const MARGIN: f64 = 0.02;
 
-/// The device to test; without one the test is left out, and said to be. `SAMARA_NO_GPU` says that where this runs there
-/// is none.
-fn gpu() -> Option<Device> {
+/// The device to test, and whether it is one in software: a hundredth of the speed, so that tables leave their longest rows out,
+/// which take other numbers through the same code. Without a device the test is left out, and said to be. `SAMARA_NO_GPU`
+/// says that where this runs there is none.
+fn gpu() -> Option<(Device, bool)> {
     if std::env::var_os("SAMARA_NO_GPU").is_some() {
         println!("skipped: optional: SAMARA_NO_GPU is set");
         return None;
@@ -28,7 +29,7 @@ fn gpu() -> Option<Device> {
         return None;
     };
     println!("on {} ({})", adapter.name, adapter.driver);
-    Some(Device::Gpu(Some(0)))
+    Some((Device::Gpu(Some(0)), adapter.software))
 }
 
 fn options(device: Device, max_batch: usize) -> EngineOptions {
@@ -46,7 +47,7 @@ fn check(what: &str, engine: &mut Engine, file: &str, tolerance: &Tolerance) {
 
 #[test]
 fn gpu_is_close_to_the_exact_function() {
-    let Some(device) = gpu() else { return };
+    let Some((device, _)) = gpu() else { return };
     for (fixture, file, tolerance) in [
         (Fixture::Tiny, "tiny-maple", &TINY_INT8),
         (Fixture::Stress, "stress-maple", &STRESS_INT8),
@@ -55,38 +56,38 @@ fn gpu_is_close_to_the_exact_function() {
         check(&format!("{fixture:?}"), &mut engine(fixture, &options(device, 48)), file, tolerance);
     }
     let f32_cache = EngineOptions { kv: KvType::F32, ..options(device, 64) };
-    check("Tiny with an f32 cache", &mut engine(Fixture::Tiny, &f32_cache), "tiny-maple", &TINY_INT8);
-}
-
-#[test]
-fn one_token_a_step_is_close_too() {
-    let Some(device) = gpu() else { return };
-    // Other kernels than those of longer steps.
-    check("Tiny, one by one", &mut engine(Fixture::Tiny, &options(device, 1)), "tiny-maple", &TINY_INT8);
-    check(
-        "Stress, one by one",
-        &mut engine(Fixture::Stress, &options(device, 1)),
-        "stress-maple",
-        &STRESS_INT8,
-    );
-}
-
-#[test]
-fn argmax_agrees_at_every_position() {
-    let Some(device) = gpu() else { return };
-    let (same, n) = agreeing(&mut engine(Fixture::Tiny, &options(device, 64)), &golden("tiny-maple"));
+    let mut engine = engine(Fixture::Tiny, &f32_cache);
+    check("Tiny with an f32 cache", &mut engine, "tiny-maple", &TINY_INT8);
+    let (same, n) = agreeing(&mut engine, &golden("tiny-maple"));
     println!("{same} of {n} argmaxes agree");
     assert!(same >= n - n / 300, "{same} of {n} argmaxes agree");
 }
 
 #[test]
+fn one_token_a_step_is_close_too() {
+    let Some((device, software)) = gpu() else { return };
+    // Other kernels than those of longer steps.
+    for (fixture, file, tolerance) in
+        [(Fixture::Tiny, "tiny-maple", &TINY_INT8), (Fixture::Stress, "stress-maple", &STRESS_INT8)]
+    {
+        let mut goldens = golden(file);
+        goldens.retain(|golden| golden.ids.len() <= 64 || !software);
+        let (kl, max_abs) = measure(&mut engine(fixture, &options(device, 1)), &goldens);
+        println!("{fixture:?}, one by one: mean KL {kl:.3e}, max abs {max_abs:.3e}");
+        assert!(kl <= tolerance.mean_kl && max_abs <= tolerance.max_abs, "{fixture:?}: {kl}, {max_abs}");
+    }
+}
+
+#[test]
 fn layers_may_be_split_anywhere_between_cpu_and_gpu() {
-    let Some(device) = gpu() else { return };
+    let Some((device, software)) = gpu() else { return };
     for (fixture, file, tolerance) in
         [(Fixture::Tiny, "tiny-maple", &TINY_INT8), (Fixture::Stress, "stress-maple", &STRESS_INT8)]
     {
         let n_layers = model(fixture).architecture().blocks.len() - 2;
-        for layers in 0..=n_layers {
+        // Those of the trained model are eight, and one kind.
+        let step = if software && fixture == Fixture::Tiny { 3 } else { 1 };
+        for layers in (0..=n_layers).step_by(step) {
             let options = EngineOptions { gpu_layers: Some(layers), ..options(device, 48) };
             let mut engine = engine(fixture, &options);
             let on_gpu = engine.placements().iter().filter(|placement| placement.backend == "gpu");
@@ -103,7 +104,7 @@ fn layers_may_be_split_anywhere_between_cpu_and_gpu() {
 
 #[test]
 fn a_wrong_clamp_and_one_key_more_are_noticed() {
-    let Some(device) = gpu() else { return };
+    let Some((device, _)) = gpu() else { return };
     let dir = tempfile::tempdir().expect("a temporary folder");
     let path = dir.path().join("unclamped.samara");
     let unclamp = |metadata: &mut Metadata, _: &mut Vec<TensorSpec>| {
@@ -126,7 +127,7 @@ fn ids(n: usize) -> Vec<u32> {
 
 #[test]
 fn prompts_in_pieces_equal_one_pass() {
-    let Some(device) = gpu() else { return };
+    let Some((device, _)) = gpu() else { return };
     let ids = ids(760);
     let logits_of = |max_batch: usize, lens: &[usize]| {
         let options = EngineOptions { device, context: 1100, max_batch, ..EngineOptions::default() };
@@ -137,11 +138,12 @@ fn prompts_in_pieces_equal_one_pass() {
         }
         logits
     };
-    // A window of 16 wraps often; the full layer has all keys.
+    // A window of 16 wraps often; the full layer has all keys. The last forty come one by one.
     let whole = logits_of(1024, &[760]);
-    for (max_batch, lens) in [(64, &[511, 512, 513, 700, 703, 760][..]), (33, &[760]), (1, &[760])] {
+    let pieces: Vec<usize> = [511, 512, 513, 700, 703].into_iter().chain(720..=760).collect();
+    for (max_batch, lens) in [(64, &pieces[..]), (33, &[760])] {
         let kl = divergence(&whole, &logits_of(max_batch, lens)).kl;
-        println!("steps of {max_batch}, {lens:?}: KL {kl:.3e}");
+        println!("steps of {max_batch}, {} pieces: KL {kl:.3e}", lens.len());
         assert!(kl <= STRESS_INT8.mean_kl, "steps of {max_batch}, {lens:?}: KL {kl}");
     }
     // The planted fault: another token close to the end.
@@ -156,7 +158,7 @@ fn prompts_in_pieces_equal_one_pass() {
 
 #[test]
 fn golden_answers_are_reproduced_token_for_token() {
-    let Some(device) = gpu() else { return };
+    let Some((device, software)) = gpu() else { return };
     let goldens = std::fs::read_to_string(fixture("golden/tiny-answers.jsonl")).expect("goldens");
     let goldens: Vec<Value> = goldens.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let mut engine =
@@ -164,11 +166,12 @@ fn golden_answers_are_reproduced_token_for_token() {
     assert!(engine.placements().iter().all(|placement| placement.backend == "gpu"));
     let tokenizer = model(Fixture::Tiny).tokenizer().expect("a tokenizer");
     let template = model(Fixture::Tiny).chat_template(&tokenizer).expect("a template");
-    let (mut session, mut n) = (Session::new(0), 0);
-    for golden in &goldens {
-        if golden["smallest_margin"].as_f64().expect("a margin") < MARGIN {
-            continue;
-        }
+    let clear =
+        goldens.iter().filter(|golden| golden["smallest_margin"].as_f64().expect("a margin") >= MARGIN);
+    let clear: Vec<&Value> = clear.collect();
+    assert!(clear.len() >= 50, "only {} goldens are clear", clear.len());
+    let mut session = Session::new(0);
+    for golden in clear.into_iter().step_by(if software { 10 } else { 1 }) {
         let question = golden["question"].as_str().expect("a question");
         let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
         let pieces = template.render(&[Message::new("user", question)], options).expect("renders");
@@ -190,7 +193,5 @@ fn golden_answers_are_reproduced_token_for_token() {
         let wanted: Vec<u64> =
             golden["ids"].as_array().expect("ids").iter().map(|id| id.as_u64().expect("an id")).collect();
         assert_eq!(ids, wanted, "{question}");
-        n += 1;
     }
-    assert!(n >= 50, "only {n} goldens are clear");
 }
