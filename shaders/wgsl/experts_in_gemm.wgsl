@@ -59,21 +59,7 @@ fn experts_in_gemm(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
     if 2u * panel >= EXPERT_SIZE {
         return;
     }
-    let lane = tile_lane_of(local);
     let at = N_PANELS * BLOCKS * 32u + panel;
     let scales = tile_row_scales(expert_word(at), expert_word(UP_AT + at));
-    put(lane, panel, scales, sums.t0);
-    if N >= 2u {
-        put(lane + LANES, panel, scales, sums.t1);
-    }
-    if N >= 4u {
-        put(lane + 2u * LANES, panel, scales, sums.t2);
-        put(lane + 3u * LANES, panel, scales, sums.t3);
-    }
-    if N >= 8u {
-        put(lane + 4u * LANES, panel, scales, sums.t4);
-        put(lane + 5u * LANES, panel, scales, sums.t5);
-        put(lane + 6u * LANES, panel, scales, sums.t6);
-        put(lane + 7u * LANES, panel, scales, sums.t7);
-    }
+    tile_put(local, panel, scales, sums);
 }

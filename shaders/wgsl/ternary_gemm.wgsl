@@ -56,22 +56,8 @@ fn ternary_gemm(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocati
     if panel >= N_PANELS {
         return;
     }
-    let lane = tile_lane_of(local);
     let pair0 = w[N_PANELS * BLOCKS * 32u + 2u * panel];
     let pair1 = w[N_PANELS * BLOCKS * 32u + 2u * panel + 1u];
     let scales = tile_row_scales(pair0, pair1);
-    put(lane, panel, scales, sums.t0);
-    if N >= 2u {
-        put(lane + LANES, panel, scales, sums.t1);
-    }
-    if N >= 4u {
-        put(lane + 2u * LANES, panel, scales, sums.t2);
-        put(lane + 3u * LANES, panel, scales, sums.t3);
-    }
-    if N >= 8u {
-        put(lane + 4u * LANES, panel, scales, sums.t4);
-        put(lane + 5u * LANES, panel, scales, sums.t5);
-        put(lane + 6u * LANES, panel, scales, sums.t6);
-        put(lane + 7u * LANES, panel, scales, sums.t7);
-    }
+    tile_put(local, panel, scales, sums);
 }

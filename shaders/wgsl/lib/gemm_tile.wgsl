@@ -5,6 +5,10 @@
 //     fn tile_codes(panel: u32, block: u32, word: u32) -> vec4<u32>  // a code word of each of the 4 rows of the tile's panel
 //     fn tile_token(i: u32) -> u32                                   // the row of xq and xs that is the tile's token i
 //
+// and where the sums of a panel's 4 rows and the tile's token i go, if there is such a token:
+//
+//     fn put(i: u32, panel: u32, scales: vec4<f32>, sums: vec4<f32>)
+//
 // An invocation has the 4 rows of one panel and N = TOKENS * PANELS / 256 tokens, LANES apart. A step of the loop is 4 words of
 // the two blocks of a span, 128 columns: 8 dot products share a scale and are added as integers, exactly; then one f32 multiply-add. So the sum of a
 // row and a token is over the units of lib/quantize_unit, ascending, in f32, whatever the tile. The next step's words are read from
@@ -198,4 +202,23 @@ fn tile_sums(local: u32, n_tokens: u32) -> Sums {
 fn tile_row_scales(pair0: u32, pair1: u32) -> vec4<f32> {
     let bits = vec4<u32>(pair0 << 16u, pair0 & 0xffff0000u, pair1 << 16u, pair1 & 0xffff0000u);
     return bitcast<vec4<f32>>(bits);
+}
+
+// Puts away the sums of an invocation's tokens; `panel` is its panel in the matrix.
+fn tile_put(local: u32, panel: u32, scales: vec4<f32>, sums: Sums) {
+    let lane = tile_lane_of(local);
+    put(lane, panel, scales, sums.t0);
+    if N >= 2u {
+        put(lane + LANES, panel, scales, sums.t1);
+    }
+    if N >= 4u {
+        put(lane + 2u * LANES, panel, scales, sums.t2);
+        put(lane + 3u * LANES, panel, scales, sums.t3);
+    }
+    if N >= 8u {
+        put(lane + 4u * LANES, panel, scales, sums.t4);
+        put(lane + 5u * LANES, panel, scales, sums.t5);
+        put(lane + 6u * LANES, panel, scales, sums.t6);
+        put(lane + 7u * LANES, panel, scales, sums.t7);
+    }
 }

@@ -9,11 +9,9 @@
 // The second is what a gemm's integer sum starts from: codes are sign + 1, so the sum of q goes off; and an integer added to
 // the bits of 1.5 * 2^23 is that integer added to the number, so that one subtraction makes it an f32.
 
-// use bits
+// use int8
 
 const UNIT_START: u32 = 0x4b400000u;
-// Bits of 2^-100: below, a unit is zeros with scale 0.
-const UNIT_SMALLEST: u32 = 0x0d800000u;
 
 // Columns of a row, a multiple of 4.
 
@@ -40,11 +38,6 @@ struct Unit {
     scale: vec2<u32>,
 }
 
-// As integers, magnitudes order as floats do, with infinity and NaN on top.
-fn unit_largest(x: vec4<f32>) -> vec4<u32> {
-    return bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu);
-}
-
 // Four values to int8: their bytes, and their sum.
 fn unit_pack(x: vec4<f32>, inverse: f32) -> vec2<u32> {
     let q = vec4<i32>(round(x * inverse));
@@ -52,19 +45,16 @@ fn unit_pack(x: vec4<f32>, inverse: f32) -> vec2<u32> {
     return vec2<u32>(b.x | (b.y << 8u) | (b.z << 16u) | (b.w << 24u), bitcast<u32>((q.x + q.y) + (q.z + q.w)));
 }
 
-// Symmetric: scale = max|x| / 127, q = x * (127 / max|x|), half to even. A unit with a NaN or an infinity gets zeros and scale NaN.
+// As lib/int8 has it; a unit with a NaN or an infinity gets zeros and scale NaN.
 fn unit_quantize(x: Values) -> Unit {
-    let m4 = max(
-        max(max(unit_largest(x.a0), unit_largest(x.a1)), max(unit_largest(x.a2), unit_largest(x.a3))),
-        max(max(unit_largest(x.b0), unit_largest(x.b1)), max(unit_largest(x.b2), unit_largest(x.b3))),
+    let largest = max(
+        max(max(int8_largest(x.a0), int8_largest(x.a1)), max(int8_largest(x.a2), int8_largest(x.a3))),
+        max(max(int8_largest(x.b0), int8_largest(x.b1)), max(int8_largest(x.b2), int8_largest(x.b3))),
     );
-    let bits = max(max(m4.x, m4.y), max(m4.z, m4.w));
-    if bits < UNIT_SMALLEST || bits >= INFINITY_BITS {
-        let scale = select(0u, 0x7fc00000u, bits >= INFINITY_BITS);
-        return Unit(vec4<u32>(), vec4<u32>(), vec2<u32>(scale, UNIT_START));
+    if !int8_usable(largest) {
+        return Unit(vec4<u32>(), vec4<u32>(), vec2<u32>(int8_scale(largest), UNIT_START));
     }
-    let largest = bitcast<f32>(bits);
-    let inverse = 127.0 / largest;
+    let inverse = 127.0 / bitcast<f32>(largest);
     let a0 = unit_pack(x.a0, inverse);
     let a1 = unit_pack(x.a1, inverse);
     let a2 = unit_pack(x.a2, inverse);
@@ -77,6 +67,6 @@ fn unit_quantize(x: Values) -> Unit {
     return Unit(
         vec4<u32>(a0.x, a1.x, a2.x, a3.x),
         vec4<u32>(b0.x, b1.x, b2.x, b3.x),
-        vec2<u32>(bitcast<u32>(largest / 127.0), UNIT_START - sum),
+        vec2<u32>(int8_scale(largest), UNIT_START - sum),
     );
 }
