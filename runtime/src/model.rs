@@ -145,6 +145,14 @@ impl Model {
         Ok(map)
     }
 
+    /// Row of the head that holds each token's logit: the inverse of [`token_map`](Self::token_map).
+    pub(crate) fn row_of(&self, matrix: &MatrixRef) -> Result<Vec<u32>, Error> {
+        let map = self.token_map(matrix)?;
+        let mut row_of = vec![0; map.len()];
+        map.iter().zip(0..).for_each(|(&token, row)| row_of[token as usize] = row);
+        Ok(row_of)
+    }
+
     /// Weight bytes one decoded token reads: every dense tensor once, one embedding row, and
     /// `n_used` experts a layer. Padding inside tensors counts, since it is read.
     pub fn decode_bytes(&self) -> u64 {

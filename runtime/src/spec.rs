@@ -114,6 +114,14 @@ pub struct RopeSpec {
     pub dim: usize,
 }
 
+impl RopeSpec {
+    /// Radians that pair `i` turns from one position to the next.
+    pub fn frequency(&self, i: usize) -> f64 {
+        let RopeSpec { theta, dim } = *self;
+        theta.powf(-2.0 * i as f64 / dim as f64)
+    }
+}
+
 /// A mixture of experts with a softmax router.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MoeSpec {

@@ -49,15 +49,7 @@ pub(super) struct Head {
 impl Head {
     pub(super) fn new(model: &Model, spec: &HeadSpec, kernels: Kernels) -> Result<Self, Error> {
         let HeadSpec { norm, weight: _, token_map } = spec;
-        let row_of = match token_map {
-            Some(map) => {
-                let map = model.token_map(map)?;
-                let mut row_of = vec![0; map.len()];
-                map.iter().zip(0..).for_each(|(&token, row)| row_of[token as usize] = row);
-                Some(row_of)
-            }
-            None => None,
-        };
+        let row_of = token_map.as_ref().map(|map| model.row_of(map)).transpose()?;
         Ok(Head { norm: model.vector(&norm.weight), row_of, kernels, spec: spec.clone() })
     }
 

@@ -311,12 +311,11 @@ impl Angles {
             return;
         }
         self.of = Some(*rope);
-        let RopeSpec { theta, dim } = *rope;
-        let half = dim / 2;
+        let half = rope.dim / 2;
         let rows = self.cos.chunks_exact_mut(half).zip(self.sin.chunks_exact_mut(half));
         for ((_, position, _), (cos, sin)) in step.tokens().zip(rows) {
             for (i, (cos, sin)) in cos.iter_mut().zip(sin).enumerate() {
-                let angle = position as f64 * theta.powf(-2.0 * i as f64 / dim as f64);
+                let angle = position as f64 * rope.frequency(i);
                 (*sin, *cos) = (angle.sin() as f32, angle.cos() as f32);
             }
         }

@@ -293,10 +293,9 @@ fn rms_norm_rows(model: &Model, norm: &NormSpec, x: &[f32]) -> Vec<f32> {
 }
 
 fn rotate(rope: &RopeSpec, position: usize, head: &mut [f32]) {
-    let RopeSpec { theta, dim } = *rope;
-    let half = dim / 2;
+    let half = rope.dim / 2;
     for i in 0..half {
-        let angle = position as f64 * theta.powf(-2.0 * i as f64 / dim as f64);
+        let angle = position as f64 * rope.frequency(i);
         let (sin, cos) = (angle.sin() as f32, angle.cos() as f32);
         let (a, b) = (head[i], head[i + half]);
         head[i] = a * cos - b * sin;

@@ -27,7 +27,7 @@ use crate::{
     error::Error,
     kv::{KvType, Ring},
     model::Model,
-    spec::{AttnSpec, BlockSpec, EmbedSpec, HeadSpec, LayerSpec, MatrixRef, MoeSpec},
+    spec::{AttnSpec, BlockSpec, EmbedSpec, HeadSpec, LayerSpec, MoeSpec},
 };
 
 /// One adapter.
@@ -184,7 +184,7 @@ impl GpuBackend {
     ) -> Result<GpuSegment, Error> {
         let gpu = &self.gpu;
         gpu.check()?;
-        if limits.kv == KvType::Q8 {
+        if !self.stores(limits.kv) {
             return Err(gpu.error("the kernels keep keys and values as f32 or bf16, not as q8"));
         }
         let specs: Vec<BlockSpec> = placed.iter().map(|(spec, _)| (*spec).clone()).collect();
@@ -312,7 +312,7 @@ fn bare(
         None => None,
         Some(plan) => Some(Head {
             ops: Vec::new(),
-            row_of: plan.spec.token_map.as_ref().map(|map| row_of(model, map)).transpose()?,
+            row_of: plan.spec.token_map.as_ref().map(|map| model.row_of(map)).transpose()?,
             vocab_size: plan.spec.weight.rows,
         }),
     };
@@ -360,14 +360,6 @@ fn parts(gpu: &Gpu, buffers: &Buffers, plan: &Plan, variants: &Variants) -> Resu
         head: plan.head.as_ref().map_or_else(|| Ok(Vec::new()), |plan| head::head(&maker, scratch, plan))?,
         select,
     })
-}
-
-/// Row of the head that holds a token's logit.
-fn row_of(model: &Model, map: &MatrixRef) -> Result<Vec<u32>, Error> {
-    let map = model.token_map(map)?;
-    let mut row_of = vec![0; map.len()];
-    map.iter().zip(0..).for_each(|(&token, row)| row_of[token as usize] = row);
-    Ok(row_of)
 }
 
 /// What a block's kernels work on.

@@ -54,18 +54,16 @@ impl Staging {
 }
 
 impl Pending {
-    /// Appends a copy of `bytes` of `from`, starting at `at`. Returns where they will be, in words.
+    /// Appends a copy of `bytes` of `from`, starting at `at`.
     pub(super) fn copy(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
         from: &wgpu::Buffer,
         at: u64,
         bytes: u64,
-    ) -> usize {
-        let to = self.bytes;
-        encoder.copy_buffer_to_buffer(from, at, &self.buffer, to, bytes);
+    ) {
+        encoder.copy_buffer_to_buffer(from, at, &self.buffer, self.bytes, bytes);
         self.bytes += bytes;
-        (to / 4) as usize
     }
 
     /// Asks for the contents, once the copies are submitted.
@@ -93,7 +91,7 @@ impl Pending {
         self.with(gpu, first, n, words_of)
     }
 
-    /// The same as f32.
+    /// The same words as bytes, for `read`.
     ///
     /// # Errors
     /// A device that is lost.

@@ -249,9 +249,8 @@ fn flush(gpu: &Gpu) -> Result<(), Error> {
 }
 
 fn write_rope(gpu: &Gpu, buffer: &wgpu::Buffer, rope: &RopeSpec, context: usize) {
-    let RopeSpec { theta, dim } = *rope;
-    let half = dim / 2;
-    let frequencies: Vec<f64> = (0..half).map(|i| theta.powf(-2.0 * i as f64 / dim as f64)).collect();
+    let half = rope.dim / 2;
+    let frequencies: Vec<f64> = (0..half).map(|i| rope.frequency(i)).collect();
     let rows = (PIECE / (8 * half)).max(1);
     for first in (0..context).step_by(rows) {
         let positions = first..context.min(first + rows);
