@@ -7,7 +7,7 @@ mod rewrite;
 mod tolerance;
 
 pub use golden::{Golden, compare_rows, golden};
-pub use models::{Fixture, emulated, engine, fixture, model};
+pub use models::{Fixture, changed, emulated, engine, fixture, ids, model, unclamped};
 pub use rewrite::rewrite;
 pub use tolerance::{
     STRESS_EXACT, STRESS_INT8, TINY_EXACT, TINY_INT8, TINY_KV8, Tolerance, agreeing, measure,

@@ -6,8 +6,10 @@ use std::{
 };
 
 use samara_converter::{Options, Quiet, convert, plan};
-use samara_format::Access;
+use samara_format::{Access, Metadata};
 use samara_runtime::{Engine, EngineOptions, Model};
+
+use crate::rewrite;
 
 /// The checkpoints the tests run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,4 +68,24 @@ pub fn model(fixture: Fixture) -> Arc<Model> {
 /// An engine on the fixture with a context of 1,024 tokens (or what `options` says).
 pub fn engine(fixture: Fixture, options: &EngineOptions) -> Engine {
     Engine::new(model(fixture), options).expect("the fixture runs")
+}
+
+/// The stress model with other metadata: 4 layers, the last one full, the others with a window of 16.
+pub fn changed(edit: impl FnOnce(&mut Metadata)) -> Arc<Model> {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("changed.samara");
+    rewrite(model(Fixture::Stress).file(), &path, |metadata, _| edit(metadata), |_, _| {});
+    Arc::new(Model::open(&path, Access::Read).expect("opens"))
+}
+
+/// The stress model without the clamp, a planted fault: its gates go to 69, the clamp is at 7.
+pub fn unclamped() -> Arc<Model> {
+    changed(|metadata| {
+        metadata.insert("model.gate_max", 1e9);
+    })
+}
+
+/// Deterministic ids spread over the vocabulary.
+pub fn ids(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| i.wrapping_mul(2_654_435_761) >> 20).collect()
 }

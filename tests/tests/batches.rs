@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use samara_runtime::{Device, Engine, EngineOptions, KvType, Logits, Sequence, Session, Step};
-use samara_tests::{Fixture, emulated, engine};
+use samara_tests::{Fixture, emulated, engine, ids};
 
 fn options(device: Device, threads: usize, max_batch: usize, n_slots: usize) -> EngineOptions {
     EngineOptions {
@@ -17,11 +17,6 @@ fn options(device: Device, threads: usize, max_batch: usize, n_slots: usize) -> 
         kv: KvType::default(),
         ..EngineOptions::default()
     }
-}
-
-/// Deterministic ids spread over the vocabulary.
-fn ids(n: usize) -> Vec<u32> {
-    (0..n as u32).map(|i| i.wrapping_mul(2_654_435_761) >> 20).collect()
 }
 
 /// Logits after the whole of `ids`, prefilled in the given pieces.

@@ -1,15 +1,12 @@
 //! The backends against the exact function, through converted files.
 
-use std::sync::Arc;
-
-use samara_format::{Access, Metadata, TensorSpec};
 use samara_runtime::{
-    Activations, Device, Engine, EngineOptions, KvType, Limits, Logits, Model, Sequence, Step, backends,
+    Activations, Device, Engine, EngineOptions, KvType, Limits, Logits, Sequence, Step, backends,
 };
 use samara_simd::Kernels;
 use samara_tests::{
     Fixture, STRESS_EXACT, STRESS_INT8, TINY_EXACT, TINY_INT8, TINY_KV8, Tolerance, engine, golden, measure,
-    model, rewrite,
+    model, unclamped,
 };
 
 fn options(device: Device, max_batch: usize) -> EngineOptions {
@@ -51,15 +48,8 @@ fn cpu_is_close_with_each_kind_of_cache() {
 
 #[test]
 fn a_clamp_that_does_not_bind_is_noticed() {
-    // The planted fault of the comparison on the CPU: the stress model's gates go to 69, the clamp is at 7.
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let path = dir.path().join("unclamped.samara");
-    let unclamp = |metadata: &mut Metadata, _: &mut Vec<TensorSpec>| {
-        metadata.insert("model.gate_max", 1e9);
-    };
-    rewrite(model(Fixture::Stress).file(), &path, unclamp, |_, _| {});
-    let unclamped = Arc::new(Model::open(&path, Access::Read).expect("opens"));
-    let mut engine = Engine::new(unclamped, &options(Device::Cpu, 48)).expect("compiles");
+    // The planted fault of the comparison on the CPU.
+    let mut engine = Engine::new(unclamped(), &options(Device::Cpu, 48)).expect("compiles");
     let (kl, _) = measure(&mut engine, &golden("stress-maple"));
     println!("unclamped: mean KL {kl:.3e}");
     assert!(kl > 5.0 * STRESS_INT8.mean_kl, "KL {kl}");

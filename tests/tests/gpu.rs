@@ -1,14 +1,14 @@
 //! The GPU against the exact function: the first device that a driver offers, a software one if there is no other.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::atomic::AtomicBool;
 
-use samara_format::{Access, Metadata, TensorSpec};
 use samara_runtime::{
-    Device, Engine, EngineOptions, KvType, Message, Model, ReasoningSplit, RenderOptions, Request, Sampler,
+    Device, Engine, EngineOptions, KvType, Message, ReasoningSplit, RenderOptions, Request, Sampler,
     SamplerSpec, Session, adapters, divergence, generate,
 };
 use samara_tests::{
-    Fixture, STRESS_INT8, TINY_INT8, Tolerance, agreeing, engine, fixture, golden, measure, model, rewrite,
+    Fixture, STRESS_INT8, TINY_INT8, Tolerance, agreeing, engine, fixture, golden, ids, measure, model,
+    unclamped,
 };
 use serde_json::Value;
 
@@ -105,24 +105,13 @@ fn layers_may_be_split_anywhere_between_cpu_and_gpu() {
 #[test]
 fn a_wrong_clamp_and_one_key_more_are_noticed() {
     let Some((device, _)) = gpu() else { return };
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let path = dir.path().join("unclamped.samara");
-    let unclamp = |metadata: &mut Metadata, _: &mut Vec<TensorSpec>| {
-        metadata.insert("model.gate_max", 1e9);
-    };
-    rewrite(model(Fixture::Stress).file(), &path, unclamp, |_, _| {});
-    let unclamped = Arc::new(Model::open(&path, Access::Read).expect("opens"));
-    let mut unclamped = Engine::new(unclamped, &options(device, 48)).expect("compiles");
+    let mut unclamped = Engine::new(unclamped(), &options(device, 48)).expect("compiles");
     let mut one_more = engine(Fixture::StressWindow17, &options(device, 48));
     for (what, engine) in [("no clamp", &mut unclamped), ("one key more", &mut one_more)] {
         let (kl, _) = measure(engine, &golden("stress-maple"));
         println!("{what}: mean KL {kl:.3e}");
         assert!(kl > 2.0 * STRESS_INT8.mean_kl, "{what}: KL {kl}");
     }
-}
-
-fn ids(n: usize) -> Vec<u32> {
-    (0..n as u32).map(|i| i.wrapping_mul(2_654_435_761) >> 20).collect()
 }
 
 #[test]

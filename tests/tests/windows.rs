@@ -2,17 +2,9 @@
 
 use std::sync::{Arc, atomic::AtomicBool};
 
-use samara_format::{Access, Metadata, Value};
+use samara_format::Value;
 use samara_runtime::{BlockSpec, Device, Engine, EngineOptions, Model, Session};
-use samara_tests::{Fixture, emulated, model, rewrite};
-
-/// The stress model with other metadata: 4 layers, the last one full, the others with a window of 16.
-fn changed(edit: impl FnOnce(&mut Metadata)) -> Arc<Model> {
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let path = dir.path().join("changed.samara");
-    rewrite(model(Fixture::Stress).file(), &path, |metadata, _| edit(metadata), |_, _| {});
-    Arc::new(Model::open(&path, Access::Read).expect("opens"))
-}
+use samara_tests::{Fixture, changed, emulated, ids, model};
 
 /// Logits after each of the lengths, ascending.
 fn logits(model: &Arc<Model>, device: Device, ids: &[u32], lens: &[usize]) -> Vec<Vec<f32>> {
@@ -25,10 +17,6 @@ fn logits(model: &Arc<Model>, device: Device, ids: &[u32], lens: &[usize]) -> Ve
         logits
     };
     lens.iter().map(after).collect()
-}
-
-fn ids(n: usize) -> Vec<u32> {
-    (0..n as u32).map(|i| i.wrapping_mul(2_654_435_761) >> 20).collect()
 }
 
 fn with_window(window: u64) -> Arc<Model> {
