@@ -38,6 +38,10 @@ pub(crate) fn silence_drivers() {
         return;
     }
     let (mut args, Ok(program)) = (env::args_os(), env::current_exe()) else { return };
+    // Given to a loader by name (`ld-linux-x86-64.so.2 samara`), what runs is the loader, and it would not know its arguments.
+    if program.file_name().is_some_and(|name| name.to_string_lossy().contains(".so")) {
+        return;
+    }
     let mut command = Command::new(program);
     if let Some(name) = args.next() {
         command.arg0(name);
