@@ -105,7 +105,8 @@ impl<'a> Decoder<'a> {
             if self.ahead.is_some() && !full {
                 return self.next_ahead(token, history, more);
             }
-            self.session.decode(self.engine, token, &mut self.logits)?;
+            let top = self.sampler.top_of(self.engine.model().architecture().vocab_size, history.len());
+            self.session.decode(self.engine, token, Some(top), &mut self.logits)?;
         }
         let chosen = self.sampler.sample(&mut self.logits, history)?;
         self.logits.clear();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::{
     backend::{Activations, Ahead, Counters, Limits, Phase, Segment, Sequence, Step, Threads},
     error::Error,
+    flash::HeadCounts,
     model::Model,
     placement::{EngineOptions, Placement, Plan},
 };
@@ -156,6 +157,23 @@ impl Engine {
             self.lens[sequence.slot] = sequence.position + sequence.tokens.len();
         }
         Ok(&self.io.logits[..n_logit_rows * self.model.architecture().vocab_size])
+    }
+
+    /// The logits of the last token of the last step once more, `[vocab_size]`, token order: all of them, or as for
+    /// [`Logits::Top`](crate::Logits::Top) with `top`. For comparing a head that leaves rows out with the exact one.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`].
+    pub fn logits_again(&mut self, top: Option<usize>) -> Result<&[f32], Error> {
+        for segment in &mut self.segments {
+            segment.head_again(top, &mut self.io)?;
+        }
+        Ok(&self.io.logits[..self.model.architecture().vocab_size])
+    }
+
+    /// What was read for steps with [`Logits::Top`](crate::Logits::Top) so far; `None` with the exact head.
+    pub fn head_counts(&mut self) -> Option<HeadCounts> {
+        self.segments.iter_mut().filter_map(|segment| segment.head_counts()).reduce(HeadCounts::plus)
     }
 
     /// Positions cached in a slot.

@@ -58,6 +58,40 @@ pub enum Error {
         /// What it says.
         token: u32,
     },
+    /// A head that leaves rows out was asked for, and the file has not what it takes.
+    #[error(
+        "--head {head}: this file has no FlashHead data; use --head exact, or convert the checkpoint again with \
+         --flash-head build"
+    )]
+    NoFlashHead {
+        /// The kind of head.
+        head: &'static str,
+    },
+    /// A certificate was asked for, and the file has no bounds, or such as this version does not know.
+    #[error(
+        "--head certified: this file has no bounds that this version of samara reads (`flash.bound` is not 1); use --head \
+         flash or exact, or convert the checkpoint again"
+    )]
+    NoCertificate,
+    /// Bounds that no head has.
+    #[error(
+        "`head.bounds`: cluster {cluster} has {found}, which bounds nothing; run `samara verify` on the model file, and \
+         convert it again"
+    )]
+    HeadBounds {
+        /// The first such cluster.
+        cluster: usize,
+        /// What it has.
+        found: String,
+    },
+    /// More probes than clusters, or none.
+    #[error("--probes {found}: the head has {n_clusters} clusters, and from 1 to {n_clusters} can be probed")]
+    Probes {
+        /// The number asked for.
+        found: usize,
+        /// Clusters.
+        n_clusters: usize,
+    },
     /// A device's driver refused something or reported a fault.
     #[error("{device}: {reason}; update its driver, or use --device cpu")]
     Gpu {

@@ -21,6 +21,7 @@ use crate::{
     },
     engine::{Compiled, Engine},
     error::Error,
+    flash::HeadMode,
     kv::KvType,
     model::Model,
     sample::{Sampler, SamplerSpec},
@@ -119,6 +120,10 @@ impl Segment for Fake {
         Ok(())
     }
 
+    fn head_again(&mut self, _top: Option<usize>, _io: &mut Activations) -> Result<(), Error> {
+        Ok(())
+    }
+
     fn rewind(&mut self, slot: usize, len: usize) -> bool {
         let cache = &mut self.slots[slot];
         let back = cache.len().saturating_sub(len);
@@ -210,6 +215,7 @@ pub(crate) fn limits(n_slots: usize, context: usize) -> Limits {
         max_batch: 16.min(context),
         max_logit_rows: 1,
         kv: KvType::F32,
+        head: HeadMode::EXACT,
     }
 }
 
@@ -341,6 +347,10 @@ impl Segment for Slow {
     fn forward(&mut self, step: &Step<'_>, io: &mut Activations) -> Result<(), Error> {
         std::thread::sleep(self.time);
         self.inner.forward(step, io)
+    }
+
+    fn head_again(&mut self, _top: Option<usize>, _io: &mut Activations) -> Result<(), Error> {
+        Ok(())
     }
 
     fn rewind(&mut self, slot: usize, len: usize) -> bool {

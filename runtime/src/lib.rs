@@ -16,6 +16,7 @@ mod engine;
 mod error;
 #[cfg(test)]
 mod fake;
+mod flash;
 mod generate;
 mod kv;
 mod model;
@@ -36,6 +37,7 @@ pub use crate::{
     decoder::Decoder,
     engine::Engine,
     error::Error,
+    flash::{HeadCounts, HeadKind, HeadMode},
     generate::{Finish, Outcome, Request, generate},
     kv::KvType,
     model::{GenerationDefaults, Model},
@@ -44,8 +46,8 @@ pub use crate::{
     score::{Divergence, argmax, divergence, log_prob, score},
     session::{Prefill, Session},
     spec::{
-        AttnSpec, BlockSpec, EmbedSpec, HeadSpec, LayerSpec, MatrixRef, MoeSpec, NormSpec, QkNormSpec,
-        RopeSpec,
+        AttnSpec, BlockSpec, EmbedSpec, FlashSpec, HeadSpec, LayerSpec, MatrixRef, MoeSpec, NormSpec,
+        QkNormSpec, RopeSpec,
     },
     text::{
         ChatTemplate, Content, Event, FunctionCall, Message, Part, Piece, ReasoningSplit, RenderOptions,

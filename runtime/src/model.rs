@@ -7,6 +7,7 @@ use samara_format::{Access, Dtype, SamaraFile};
 use crate::{
     arch::Architecture,
     error::Error,
+    flash::Bound,
     spec::{BlockSpec, MatrixRef},
     text::{ChatTemplate, Tokenizer},
 };
@@ -151,6 +152,27 @@ impl Model {
         let mut row_of = vec![0; map.len()];
         map.iter().zip(0..).for_each(|(&token, row)| row_of[token as usize] = row);
         Ok(row_of)
+    }
+
+    /// Bounds of the head's clusters, each checked to be one.
+    pub(crate) fn bounds(&self, matrix: &MatrixRef) -> Result<Vec<Bound>, Error> {
+        let words = self.matrix(matrix).as_chunks::<4>().0;
+        let values: Vec<f32> =
+            words[..matrix.cols].iter().map(|word| f32::from_bits(u32::from_le_bytes(*word))).collect();
+        let of = |(cluster, values): (usize, &[f32; Bound::WORDS])| {
+            let [high, low, radius, norm, centroid_magnitude, row_magnitude] = *values;
+            let sound = values.iter().all(|value| value.is_finite())
+                && high >= low
+                && radius >= 0.0
+                && norm >= 0.0
+                && centroid_magnitude >= norm * (1.0 - f32::EPSILON)
+                && row_magnitude >= radius;
+            if !sound {
+                return Err(Error::HeadBounds { cluster, found: format!("{values:?}") });
+            }
+            Ok(Bound { high, low, radius, norm, centroid_magnitude, row_magnitude })
+        };
+        values.as_chunks().0.iter().enumerate().map(of).collect()
     }
 
     /// Weight bytes one decoded token reads: every dense tensor once, one embedding row, and

@@ -266,6 +266,33 @@ impl Sampler {
         })
     }
 
+    /// How many of the largest logits decide the next token, of `vocab_size`, after `n_tokens` tokens: with any values below
+    /// those for the others, [`Sampler::sample`] does the same.
+    pub fn top_of(&self, vocab_size: usize, n_tokens: usize) -> usize {
+        let SamplerSpec {
+            temperature,
+            top_k,
+            top_p: _,
+            min_p: _,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            repeat_window,
+            logit_bias,
+            seed: _,
+        } = &self.spec;
+        let penalties = [*repetition_penalty - 1.0, *presence_penalty, *frequency_penalty];
+        let raised = logit_bias.iter().any(|(_, bias)| *bias > 0.0) || penalties.iter().any(|p| *p < 0.0);
+        let top = if *temperature == 0.0 { 1 } else { *top_k };
+        if raised || top == 0 {
+            return vocab_size;
+        }
+        // Whatever is lowered makes room for one that was below.
+        let penalised = if penalties.iter().any(|p| *p > 0.0) { n_tokens } else { 0 };
+        let lowered = logit_bias.len() + penalised.min(repeat_window.unwrap_or(usize::MAX));
+        top.saturating_add(lowered).min(vocab_size)
+    }
+
     /// Uniform random numbers in [0, 1) that this sampler is going to use, `n` of them after the next `skip`. They are not
     /// used by this.
     pub fn peek(&self, skip: usize, n: usize) -> Vec<f32> {

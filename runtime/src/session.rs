@@ -71,18 +71,24 @@ impl Session {
         Ok(Prefill { cached, run, cancelled: false })
     }
 
-    /// Appends one token and leaves its logits in `logits`. If the engine has lost the tokens before it with a device,
-    /// they are run again first.
+    /// Appends one token and leaves its logits in `logits`: all of them, or, by a head that leaves rows out, those of which
+    /// the `top` largest matter. If the engine has lost the tokens before it with a device, they are run again first.
     ///
     /// # Errors
     /// A full context, or what [`Engine::forward`] reports. After [`Error::MovedToCpu`] the call can be repeated.
-    pub fn decode(&mut self, engine: &mut Engine, token: u32, logits: &mut Vec<f32>) -> Result<(), Error> {
+    pub fn decode(
+        &mut self,
+        engine: &mut Engine,
+        token: u32,
+        top: Option<usize>,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), Error> {
         if engine.cached(self.slot) < self.tokens.len() {
             let mut history = self.tokens.clone();
             history.push(token);
             return self.prefill(engine, &history, logits, &AtomicBool::new(false)).map(drop);
         }
-        self.step(engine, &[token], Logits::Last, logits)
+        self.step(engine, &[token], top.map_or(Logits::Last, Logits::Top), logits)
     }
 
     /// The slot of the engine.

@@ -21,10 +21,6 @@ pub struct MatrixRef {
 
 /// One stage of a model.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a model has a few dozen of these, nearly all of the large kind"
-)]
 pub enum BlockSpec {
     /// Token ids to hidden states.
     Embed(EmbedSpec),
@@ -155,4 +151,21 @@ pub struct HeadSpec {
     pub weight: MatrixRef,
     /// `[1, vocab_size]`, U32: the token of each row of `weight`; `None` when rows are in token order.
     pub token_map: Option<MatrixRef>,
+    /// Clusters of rows, so that a token need not read them all.
+    pub flash: Option<FlashSpec>,
+}
+
+/// FlashHead: the rows of a head in clusters, one after another, each with a centroid.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FlashSpec {
+    /// `[n_clusters, hidden_size]`, AFFINE4: the mean direction of a cluster's rows, as long as the longest of them.
+    pub centroids: MatrixRef,
+    /// Rows of each cluster, whole panels of 4; all clusters together are the head's rows.
+    pub cluster_size: usize,
+    /// Clusters probed unless the user says otherwise, from 1 to `n_clusters`.
+    pub n_probes: usize,
+    /// Tokens whose logits are computed whatever cluster they are in.
+    pub force_tokens: Vec<u32>,
+    /// `[1, 6 * n_clusters]`, U32: the bits of what bounds the logits of each cluster; `None` in a file without.
+    pub bounds: Option<MatrixRef>,
 }

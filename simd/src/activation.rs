@@ -79,6 +79,18 @@ impl<'a> QuantizedRow<'a> {
         self.offsets[self.offsets.len() - 1]
     }
 
+    /// The length of the vector, in f64.
+    pub fn norm(&self) -> f64 {
+        let spans = self.q.chunks(ACT_SPAN).zip(self.span_scales());
+        let squares = spans.flat_map(|(q, scales)| {
+            q.chunks_exact(4).enumerate().map(|(word, q)| {
+                let square: i32 = q.iter().map(|&q| i32::from(q) * i32::from(q)).sum();
+                f64::from(scales[word % LANES]).powi(2) * f64::from(square)
+            })
+        });
+        squares.sum::<f64>().sqrt()
+    }
+
     /// The values by block, i8 `[n_blocks][128]`.
     #[inline(always)]
     pub(crate) fn q_blocks(&self) -> &'a [[i8; ACT_BLOCK]] {

@@ -29,7 +29,7 @@ fn after(engine: &mut Engine, ids: &[u32], pieces: &[usize]) -> Vec<f32> {
         session.prefill(engine, &ids[..end], &mut logits, &AtomicBool::new(false)).expect("runs");
     }
     for id in &ids[end..] {
-        session.decode(engine, *id, &mut logits).expect("runs");
+        session.decode(engine, *id, None, &mut logits).expect("runs");
     }
     logits
 }

@@ -79,6 +79,7 @@ fn hidden_difference(fixture: Fixture, file: &str) -> (f32, String) {
         max_batch: 512,
         max_logit_rows: 1,
         kv: KvType::F32,
+        head: HeadMode::EXACT,
     };
     let mut worst = (0.0, String::new());
     for golden in golden(file) {

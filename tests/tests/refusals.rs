@@ -166,7 +166,7 @@ fn requests_beyond_the_context_are_refused_with_both_numbers() {
     // What was refused has left nothing behind.
     assert_eq!(prefill(&mut session, &[7; 100]).expect("fits").run, 100);
     assert!(matches!(
-        session.decode(&mut engine, 1, &mut logits),
+        session.decode(&mut engine, 1, None, &mut logits),
         Err(Error::PromptTooLong { prompt: 101, .. })
     ));
 

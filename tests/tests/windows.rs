@@ -58,7 +58,7 @@ fn a_window_over_several_parts_of_the_cache_is_the_same_in_any_steps() {
                     .expect("runs");
             }
             for &id in &ids[lens[lens.len() - 1]..] {
-                session.decode(&mut engine, id, &mut logits).expect("runs");
+                session.decode(&mut engine, id, None, &mut logits).expect("runs");
             }
             logits
         };

@@ -5,7 +5,9 @@ use std::{io::Write, path::Path, sync::Arc};
 use anyhow::{Context, Result};
 use samara_converter::{Error, Options, Quiet, convert, plan};
 use samara_format::Access;
-use samara_runtime::{Device, Finish, KvType, Message, Model, Sampler, SamplerSpec, Session, format_bytes};
+use samara_runtime::{
+    Device, Finish, HeadKind, KvType, Message, Model, Sampler, SamplerSpec, Session, format_bytes,
+};
 
 use crate::{
     cli::{Demo, Engine},
@@ -120,6 +122,8 @@ fn answer(file: &Path, args: &Demo) -> Result<()> {
         isa: None,
         ctx: None,
         kv: KvType::default(),
+        head: HeadKind::default(),
+        probes: None,
         memory: None,
         no_mmap: false,
         mlock: false,

@@ -110,13 +110,17 @@ fn runtime(error: &RuntimeError) -> u8 {
         RuntimeError::Sample(_)
         | RuntimeError::ContextTooLarge { .. }
         | RuntimeError::Isa(_)
-        | RuntimeError::NoDevice { .. } => USAGE,
+        | RuntimeError::NoDevice { .. }
+        | RuntimeError::NoFlashHead { .. }
+        | RuntimeError::NoCertificate
+        | RuntimeError::Probes { .. } => USAGE,
         RuntimeError::Memory { .. } | RuntimeError::DeviceMemory { .. } => SPACE,
         RuntimeError::UnknownArchitecture { .. }
         | RuntimeError::InvalidMetadata { .. }
         | RuntimeError::MissingTensor { .. }
         | RuntimeError::TensorShape { .. }
         | RuntimeError::TokenMap { .. }
+        | RuntimeError::HeadBounds { .. }
         | RuntimeError::PromptTooLong { .. }
         | RuntimeError::EmptyPrompt
         | RuntimeError::TokenOutOfRange { .. } => INPUT,
@@ -224,6 +228,8 @@ mod tests {
         check(RuntimeError::ContextTooLarge { context: 9, max: 8 }.into(), USAGE);
         check(RuntimeError::PromptTooLong { prompt: 9, context: 8, max: 8 }.into(), INPUT);
         check(RuntimeError::NoDevice { reason: "r".into() }.into(), USAGE);
+        check(RuntimeError::NoFlashHead { head: "flash" }.into(), USAGE);
+        check(RuntimeError::Probes { found: 9, n_clusters: 8 }.into(), USAGE);
         let text = || "t".to_owned();
         check(RuntimeError::DeviceLost { device: text(), reason: text() }.into(), FAILED);
         check(RuntimeError::DeviceFault { device: text(), reason: text() }.into(), FAILED);

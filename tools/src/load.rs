@@ -6,8 +6,8 @@ use anyhow::Result;
 use samara_converter::Progress;
 use samara_format::{Access, Error as FormatError};
 use samara_runtime::{
-    ChatTemplate, Device, Engine, EngineOptions, Error as RuntimeError, MemoryPlan, Model, Placement, Plan,
-    Threads, Tokenizer, format_bytes,
+    ChatTemplate, Device, Engine, EngineOptions, Error as RuntimeError, HeadKind, MemoryPlan, Model,
+    Placement, Plan, Threads, Tokenizer, format_bytes,
 };
 
 use crate::{
@@ -189,6 +189,9 @@ pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Re
         ))
         .into());
     }
+    if args.probes.is_some() && args.head == HeadKind::Exact {
+        return Err(Failure::Usage("--probes is for --head flash and --head certified".to_owned()).into());
+    }
     let options = EngineOptions {
         device: args.device,
         isa: args.isa,
@@ -198,6 +201,8 @@ pub(crate) fn engine(model: &Arc<Model>, args: &cli::Engine, wants: Wants) -> Re
         max_batch: wants.max_batch,
         max_logit_rows: wants.max_logit_rows,
         kv: args.kv,
+        head: args.head,
+        n_probes: args.probes.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
         gpu_layers: args.gpu_layers.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
         gpu_memory: args.gpu_memory,
     };

@@ -1,14 +1,15 @@
 //! Maple: ternary projections, sliding layers with RoPE and full layers without, a softmax-routed
 //! mixture of experts on every layer, an untied affine 4-bit head.
 
-use samara_format::{Dtype, Index, Metadata};
+use samara_format::{Dtype, Index, Metadata, layout::PANEL_ROWS};
 
 use super::Architecture;
 use crate::{
     error::Error,
+    flash::Bound,
     spec::{
-        AttnSpec, BlockSpec, EmbedSpec, HeadSpec, LayerSpec, MatrixRef, MoeSpec, NormSpec, QkNormSpec,
-        RopeSpec,
+        AttnSpec, BlockSpec, EmbedSpec, FlashSpec, HeadSpec, LayerSpec, MatrixRef, MoeSpec, NormSpec,
+        QkNormSpec, RopeSpec,
     },
 };
 
@@ -163,6 +164,7 @@ fn moe(find: &Finder<'_>, dims: &Dims, layer: usize) -> Result<MoeSpec, Error> {
 }
 
 fn head(find: &Finder<'_>, dims: &Dims) -> Result<HeadSpec, Error> {
+    let metadata = find.index.metadata();
     let token_map = match find.index.tensor("head.token_map") {
         Some(_) => Some(find.matrix("head.token_map", Dtype::U32, 1, dims.vocab_size)?),
         None => None,
@@ -171,6 +173,45 @@ fn head(find: &Finder<'_>, dims: &Dims) -> Result<HeadSpec, Error> {
         norm: find.norm("final_norm", dims.hidden_size, dims.eps)?,
         weight: find.matrix("head", Dtype::Affine4, dims.vocab_size, dims.hidden_size)?,
         token_map,
+        flash: if metadata.get("flash.n_clusters").is_some() { Some(flash(find, dims)?) } else { None },
+    })
+}
+
+/// The version of the bounds that this reads.
+const BOUNDS: u64 = 1;
+
+fn flash(find: &Finder<'_>, dims: &Dims) -> Result<FlashSpec, Error> {
+    let metadata = find.index.metadata();
+    let n_clusters = size(metadata, "flash.n_clusters")?;
+    let cluster_size = size(metadata, "flash.cluster_size")?;
+    if n_clusters * cluster_size != dims.vocab_size || !cluster_size.is_multiple_of(PANEL_ROWS) {
+        let found = format!(
+            "{n_clusters} clusters of {cluster_size} for {} tokens: whole panels of {PANEL_ROWS} rows that hold them all are \
+             needed",
+            dims.vocab_size
+        );
+        return Err(invalid("flash.cluster_size", found));
+    }
+    let n_probes = size(metadata, "flash.n_probes")?;
+    if n_probes > n_clusters {
+        return Err(invalid("flash.n_probes", format!("{n_probes} of {n_clusters} clusters")));
+    }
+    let token = |&id: &u64| match u32::try_from(id) {
+        Ok(token) if (token as usize) < dims.vocab_size => Ok(token),
+        _ => Err(invalid("flash.force_tokens", format!("{id} is not below vocab_size {}", dims.vocab_size))),
+    };
+    let bounds = match metadata.get("flash.bound") {
+        Some(_) if metadata.u64("flash.bound")? == BOUNDS => {
+            Some(find.matrix("head.bounds", Dtype::U32, 1, Bound::WORDS * n_clusters)?)
+        }
+        _ => None,
+    };
+    Ok(FlashSpec {
+        centroids: find.matrix("head.centroids", Dtype::Affine4, n_clusters, dims.hidden_size)?,
+        cluster_size,
+        n_probes,
+        force_tokens: metadata.u64s("flash.force_tokens")?.iter().map(token).collect::<Result<_, _>>()?,
+        bounds,
     })
 }
 

@@ -14,7 +14,13 @@ use std::{fmt, sync::Arc, time::Duration};
 use samara_simd::Kernels;
 
 pub use self::wgpu::{Adapter, adapters};
-use crate::{error::Error, kv::KvType, model::Model, spec::BlockSpec};
+use crate::{
+    error::Error,
+    flash::{HeadCounts, HeadMode},
+    kv::KvType,
+    model::Model,
+    spec::BlockSpec,
+};
 
 /// Names one kernel variant: `ternary_gemv/avx2`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,6 +69,8 @@ pub struct Limits {
     pub max_logit_rows: usize,
     /// How keys and values are stored; the reference keeps f32.
     pub kv: KvType,
+    /// How [`Logits::Top`] are computed.
+    pub head: HeadMode,
 }
 
 /// Bytes a segment needs beside the mapped file.
@@ -83,6 +91,9 @@ pub enum Logits {
     None,
     /// Those of its last token.
     Last,
+    /// Those of its last token, of which the so many largest matter: where the head leaves rows out, others are
+    /// -infinity.
+    Top(usize),
     /// Those of every token.
     All,
 }
@@ -124,6 +135,14 @@ impl<'a> Step<'a> {
         })
     }
 
+    /// How many of the largest logits matter, in a step of one token that does not want them all.
+    pub fn top(&self) -> Option<usize> {
+        match self.sequences {
+            [Sequence { tokens: [_], logits: Logits::Top(k), .. }] => Some(*k),
+            _ => None,
+        }
+    }
+
     /// Rows of the hidden states whose logits are wanted, ascending.
     pub fn logit_rows(&self) -> impl Iterator<Item = usize> + 'a {
         let mut first = 0;
@@ -131,7 +150,7 @@ impl<'a> Step<'a> {
             let end = first + sequence.tokens.len();
             let start = match sequence.logits {
                 Logits::None => end,
-                Logits::Last => end - 1,
+                Logits::Last | Logits::Top(_) => end - 1,
                 Logits::All => first,
             };
             first = end;
@@ -313,6 +332,18 @@ pub trait Segment: Send {
     /// Forgets the positions of a slot from `len` on. `false` when a ring no longer holds the keys
     /// that position `len` would need; the caller then starts again from 0.
     fn rewind(&mut self, slot: usize, len: usize) -> bool;
+
+    /// The logits of the last token of the step before once more: all of them, or as for [`Logits::Top`] with `top`. A segment
+    /// without a head does nothing.
+    ///
+    /// # Errors
+    /// As [`Segment::forward`].
+    fn head_again(&mut self, top: Option<usize>, io: &mut Activations) -> Result<(), Error>;
+
+    /// What was read for steps with [`Logits::Top`]; `None` from a segment whose head leaves nothing out.
+    fn head_counts(&mut self) -> Option<HeadCounts> {
+        None
+    }
 
     /// Takes `len` positions of an empty slot as cached, with values that mean nothing: for measuring at a long context
     /// without computing it. `false` if the segment cannot.

@@ -128,11 +128,11 @@ fn sessions_that_did_not_see_the_loss_run_their_history_again() {
         let (mut a, mut b) = (Session::new(0), Session::new(1));
         a.prefill(engine, &[1, 2, 3], logits, &cancel).expect("runs");
         b.prefill(engine, &[4, 5], logits, &cancel).expect("runs");
-        match b.decode(engine, 6, logits) {
-            Err(Error::MovedToCpu { .. }) => b.decode(engine, 6, logits).expect("runs again"),
+        match b.decode(engine, 6, None, logits) {
+            Err(Error::MovedToCpu { .. }) => b.decode(engine, 6, None, logits).expect("runs again"),
             other => other.expect("runs"),
         }
-        a.decode(engine, 7, logits).expect("runs");
+        a.decode(engine, 7, None, logits).expect("runs");
         assert_eq!((a.tokens(), b.tokens()), (&[1, 2, 3, 7][..], &[4, 5, 6][..]));
     }
     assert_eq!(logits.0, logits.1);

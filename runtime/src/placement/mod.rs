@@ -18,6 +18,7 @@ use crate::{
     backend::{Backend, Footprint, KernelId, Limits, Segment, adapters, backends, gpu},
     engine::{Compiled, Engine},
     error::Error,
+    flash::{HeadKind, HeadMode},
     kv::KvType,
     model::Model,
     spec::BlockSpec,
@@ -43,6 +44,10 @@ pub struct EngineOptions {
     pub max_logit_rows: usize,
     /// How keys and values are stored.
     pub kv: KvType,
+    /// How the logits of a decoded token are computed.
+    pub head: HeadKind,
+    /// Clusters that a head which leaves rows out reads at first; `None` takes the file's number.
+    pub n_probes: Option<usize>,
     /// Layers on the GPU, the last ones, and with them the head; `None` decides.
     pub gpu_layers: Option<usize>,
     /// Bytes of the GPU's memory that may be taken; `None` takes what the driver gives.
@@ -60,6 +65,8 @@ impl Default for EngineOptions {
             max_batch: 0,
             max_logit_rows: 1,
             kv: KvType::default(),
+            head: HeadKind::default(),
+            n_probes: None,
             gpu_layers: None,
             gpu_memory: None,
         }
@@ -68,7 +75,7 @@ impl Default for EngineOptions {
 
 impl EngineOptions {
     /// `batch` is what the backends like best.
-    fn limits(&self, context: usize, batch: usize) -> Limits {
+    fn limits(&self, context: usize, batch: usize, head: HeadMode) -> Limits {
         let wished = if self.max_batch == 0 { batch } else { self.max_batch };
         let max_batch = wished.clamp(1, context.max(1));
         Limits {
@@ -82,6 +89,7 @@ impl EngineOptions {
             max_batch,
             max_logit_rows: self.max_logit_rows.clamp(1, max_batch),
             kv: self.kv,
+            head,
         }
     }
 }
@@ -141,6 +149,7 @@ pub struct Plan {
     /// For each block, the index of its backend on the host and its kernels there.
     on_host: Vec<(usize, Vec<KernelId>)>,
     gpu: Option<Gpu>,
+    head: HeadMode,
     speeds: Option<Speeds>,
     /// Why there is no GPU, or what was wrong with it.
     reasons: Vec<String>,
@@ -210,8 +219,14 @@ impl Plan {
         let on_host =
             blocks.iter().map(|block| choose(block, options.device, &backends)).collect::<Result<_, _>>()?;
         let gpu = gpu.map(|backend| Gpu::new(backend, blocks, options.kv));
+        let flash = blocks.iter().find_map(|block| match block {
+            BlockSpec::Head(head) => head.flash.as_ref(),
+            BlockSpec::Embed(_) | BlockSpec::Layer(_) => None,
+        });
+        let head = HeadMode::of(options.head, options.n_probes, flash)?;
+        let options = *options;
         let mut plan =
-            Plan { model, options: *options, backends, on_host, gpu, speeds: None, reasons: Vec::new() };
+            Plan { model, options, backends, on_host, gpu, head, speeds: None, reasons: Vec::new() };
         plan.check_supported()?;
         if let Some(Gpu { first, refused: Some(reason), backend, .. }) = &plan.gpu {
             let block = plan.model.architecture().blocks[first - 1].label();
@@ -544,7 +559,7 @@ impl Plan {
     fn limits(&self, context: usize, first: usize) -> Limits {
         let host = self.on_host[..first].iter().map(|(backend, _)| self.backends[*backend].batch());
         let gpu = self.gpu.iter().filter(|_| first < self.on_host.len()).map(|gpu| gpu.backend.batch());
-        self.options.limits(context, host.chain(gpu).max().unwrap_or(1))
+        self.options.limits(context, host.chain(gpu).max().unwrap_or(1), self.head)
     }
 
     fn memory_with(&self, context: usize) -> MemoryPlan {

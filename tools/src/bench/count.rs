@@ -78,7 +78,7 @@ mod tests {
         // Four tokens see 1, 2, 3 and 3 keys.
         let of_layer = 4 * (128 + 64 + 40 + 2 * 3 * 32) + 2 * 8 * (1 + 2 + 3 + 3);
         assert_eq!(prefill_macs(std::slice::from_ref(&layer), 0..4), of_layer);
-        let head = BlockSpec::Head(HeadSpec { norm, weight: matrix(100, 8), token_map: None });
+        let head = BlockSpec::Head(HeadSpec { norm, weight: matrix(100, 8), token_map: None, flash: None });
         assert_eq!(prefill_macs(&[layer, head], 0..4), of_layer + 800);
     }
 }

@@ -225,7 +225,7 @@ fn decode(
         history.push(last);
     }
     drop(decoder);
-    Ok(session.decode(engine, last, logits)?)
+    Ok(session.decode(engine, last, Some(1), logits)?)
 }
 
 /// Ids spread over the vocabulary, the same on every machine (Knuth's multiplicative hash).

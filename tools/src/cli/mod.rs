@@ -7,7 +7,7 @@ mod values;
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, value_parser};
-use samara_runtime::{Device, KvType};
+use samara_runtime::{Device, HeadKind, KvType};
 
 use self::values::{ChosenIsa, bias, device, isa, size, whole};
 pub(crate) use self::{
@@ -199,6 +199,15 @@ pub(crate) struct Engine {
     /// How keys and values of the context are stored: f32, bf16 or q8 (8 bit: half the memory of bf16, less exact).
     #[arg(long, value_name = "TYPE", default_value_t = KvType::default(), value_parser = value_parser!(KvType), help_heading = RUNS)]
     pub(crate) kv: KvType,
+    /// How the logits of a token are computed while decoding: exact (every row of the output head), flash (the rows of the
+    /// clusters that score best; other tokens cannot come) or certified (as many rows as prove that the largest logits, and so
+    /// the answer, are those of exact). Prompts always have the exact head.
+    #[arg(long, value_name = "HEAD", default_value_t = HeadKind::default(), value_parser = value_parser!(HeadKind),
+          help_heading = RUNS)]
+    pub(crate) head: HeadKind,
+    /// Clusters that --head flash reads, and --head certified at first; unless given, as many as the file says.
+    #[arg(long, value_name = "N", value_parser = whole::<1>, allow_negative_numbers = true, help_heading = RUNS)]
+    pub(crate) probes: Option<u64>,
     /// Memory to count on, such as 1.5G or 900M, instead of asking the system.
     #[arg(long, value_name = "SIZE", value_parser = size, allow_negative_numbers = true, help_heading = RUNS)]
     pub(crate) memory: Option<u64>,

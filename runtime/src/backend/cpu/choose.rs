@@ -123,7 +123,7 @@ fn fastest_of_layer(model: &Model, spec: &LayerSpec, kernels: Kernels) -> Kernel
 }
 
 fn fastest_of_head(model: &Model, spec: &HeadSpec, kernels: Kernels) -> Kernels {
-    let HeadSpec { norm: _, weight, token_map: _ } = spec;
+    let HeadSpec { norm: _, weight, token_map: _, flash: _ } = spec;
     let rows = Affine4Rows::new(model.matrix(weight), weight.rows, weight.cols);
     let n = HEAD_ROWS.min(weight.rows);
     let mut act = Act::new(TOKENS, weight.cols);

@@ -3,10 +3,11 @@
 use samara_pool::Chunks;
 use samara_simd::{Affine4Rows, Kernels, PANEL_ROWS};
 
-use super::{Context, scratch::LOGIT_ROWS};
+use super::{Context, flash::Flash, scratch::LOGIT_ROWS};
 use crate::{
     backend::{Activations, Step, check_head_input},
     error::Error,
+    flash::{Clusters, HeadMode},
     model::Model,
     spec::{EmbedSpec, HeadSpec},
 };
@@ -15,7 +16,7 @@ use crate::{
 const TILE: usize = 512;
 
 /// Fewest panels of 4 rows that are worth handing to a thread.
-const MIN_PANELS: usize = 64;
+pub(super) const MIN_PANELS: usize = 64;
 
 /// Fewest logits that are worth handing to a thread.
 const MIN_LOGITS: usize = 1 << 12;
@@ -44,34 +45,93 @@ pub(super) struct Head {
     norm: Vec<f32>,
     /// Row of the weight that holds a token's logit, when rows are not in token order.
     row_of: Option<Vec<u32>>,
+    /// What leaves rows out.
+    pub(super) flash: Option<Flash>,
 }
 
 impl Head {
-    pub(super) fn new(model: &Model, spec: &HeadSpec, kernels: Kernels) -> Result<Self, Error> {
-        let HeadSpec { norm, weight: _, token_map } = spec;
+    pub(super) fn new(
+        model: &Model,
+        spec: &HeadSpec,
+        kernels: Kernels,
+        mode: HeadMode,
+    ) -> Result<Self, Error> {
+        let HeadSpec { norm, weight: _, token_map, flash } = spec;
         let row_of = token_map.as_ref().map(|map| model.row_of(map)).transpose()?;
-        Ok(Head { norm: model.vector(&norm.weight), row_of, kernels, spec: spec.clone() })
+        let clusters = Clusters::of(model, mode, flash.as_ref(), row_of.as_deref())?;
+        let flash = clusters.map(|clusters| Flash::new(model, spec, clusters, mode)).transpose()?;
+        Ok(Head { norm: model.vector(&norm.weight), row_of, flash, kernels, spec: spec.clone() })
     }
 
     /// Fills `io.logits`, `[n_logit_rows, vocab_size]`, from `io.hidden`.
     pub(super) fn forward(
-        &self,
+        &mut self,
         cx: &mut Context<'_>,
         step: &Step<'_>,
         io: &mut Activations,
     ) -> Result<(), Error> {
-        let HeadSpec { norm, weight, token_map: _ } = &self.spec;
+        match step.top() {
+            Some(top) => self.top(cx, 0, top, io),
+            None => self.all(cx, step.logit_rows(), io),
+        }
+    }
+
+    /// The logits of row `row` of `io.hidden`, of which the `top` largest matter.
+    pub(super) fn top(
+        &mut self,
+        cx: &mut Context<'_>,
+        row: usize,
+        top: usize,
+        io: &mut Activations,
+    ) -> Result<(), Error> {
+        let Some(mut flash) = self.flash.take() else { return self.all(cx, std::iter::once(row), io) };
+        let done = if flash.leaves_out(top) {
+            self.normed(cx, row, 0, &io.hidden).map(|()| {
+                cx.scratch.act.quantize(
+                    &self.kernels,
+                    &cx.scratch.normed[..self.norm.len()],
+                    self.norm.len(),
+                );
+                flash.forward(
+                    cx,
+                    &self.kernels,
+                    &self.spec.weight,
+                    top,
+                    &mut io.logits[..self.spec.weight.rows],
+                );
+            })
+        } else {
+            flash.counts.tokens += 1;
+            flash.counts.bytes += cx.model.matrix(&self.spec.weight).len() as u64;
+            self.all(cx, std::iter::once(row), io)
+        };
+        self.flash = Some(flash);
+        done
+    }
+
+    /// Row `row` of `hidden`, normed, as row `to` of the scratch.
+    fn normed(&self, cx: &mut Context<'_>, row: usize, to: usize, hidden: &[f32]) -> Result<(), Error> {
+        let n = self.norm.len();
+        let normed = &mut cx.scratch.normed[to * n..(to + 1) * n];
+        self.kernels.rms_norm(&hidden[row * n..(row + 1) * n], &self.norm, self.spec.norm.eps, normed);
+        check_head_input(normed)
+    }
+
+    /// Every logit of the rows wanted, ascending.
+    pub(super) fn all(
+        &self,
+        cx: &mut Context<'_>,
+        mut wanted: impl Iterator<Item = usize>,
+        io: &mut Activations,
+    ) -> Result<(), Error> {
+        let HeadSpec { norm: _, weight, token_map: _, flash: _ } = &self.spec;
         let (vocab_size, hidden_size) = (weight.rows, weight.cols);
         let part = cx.model.matrix(weight);
         let rows = Affine4Rows::new(part, vocab_size, hidden_size);
-        let mut wanted = step.logit_rows();
         for logits in io.logits.chunks_mut(LOGIT_ROWS * vocab_size) {
             let mut n = 0;
-            let normed = cx.scratch.normed.chunks_exact_mut(hidden_size);
-            for (row, normed) in wanted.by_ref().take(logits.len() / vocab_size).zip(normed) {
-                let hidden = &io.hidden[row * hidden_size..(row + 1) * hidden_size];
-                self.kernels.rms_norm(hidden, &self.norm, norm.eps, normed);
-                check_head_input(normed)?;
+            for row in wanted.by_ref().take((logits.len() / vocab_size).min(cx.scratch.tokens.len())) {
+                self.normed(cx, row, n, &io.hidden)?;
                 n += 1;
             }
             if n == 0 {

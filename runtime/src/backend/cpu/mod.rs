@@ -7,6 +7,7 @@
 mod cache;
 mod choose;
 mod clock;
+mod flash;
 mod head;
 mod layer;
 mod scratch;
@@ -30,6 +31,7 @@ use self::{
 use super::{Activations, Backend, Footprint, KernelId, Limits, Phase, Placed, Segment, Step, Threads};
 use crate::{
     error::Error,
+    flash::HeadCounts,
     model::Model,
     spec::{BlockSpec, EmbedSpec, LayerSpec},
 };
@@ -163,11 +165,13 @@ impl Backend for Cpu {
                     _ => table(self.kernels, block, chosen).expect("kernels that this backend has accepted"),
                 };
                 Ok(match block {
-                    BlockSpec::Embed(spec) => Block::Embed(spec.clone(), kernels),
+                    BlockSpec::Embed(spec) => Block::Embed(spec.clone(), Box::new(kernels)),
                     BlockSpec::Layer(spec) => {
                         Block::Layer(Box::new(Layer::new(model, spec, kernels, limits)))
                     }
-                    BlockSpec::Head(spec) => Block::Head(Head::new(model, spec, kernels)?),
+                    BlockSpec::Head(spec) => {
+                        Block::Head(Box::new(Head::new(model, spec, kernels, limits.head)?))
+                    }
                 })
             })
             .collect::<Result<_, Error>>()?;
@@ -179,6 +183,7 @@ impl Backend for Cpu {
             clock: Clock::default(),
             decode: DecodeThreads::new(limits.threads, limits.fewer_threads),
             prefill: limits.threads,
+            last_row: 0,
         };
         if limits.fewer_threads {
             segment.measure_prefill_threads();
@@ -188,9 +193,9 @@ impl Backend for Cpu {
 }
 
 enum Block {
-    Embed(EmbedSpec, Kernels),
+    Embed(EmbedSpec, Box<Kernels>),
     Layer(Box<Layer>),
-    Head(Head),
+    Head(Box<Head>),
 }
 
 struct CpuSegment {
@@ -202,6 +207,8 @@ struct CpuSegment {
     decode: DecodeThreads,
     /// Threads for steps of several tokens.
     prefill: usize,
+    /// Row of the hidden states of the last step's last token.
+    last_row: usize,
 }
 
 impl CpuSegment {
@@ -237,7 +244,8 @@ struct Context<'a> {
 
 impl Segment for CpuSegment {
     fn forward(&mut self, step: &Step<'_>, io: &mut Activations) -> Result<(), Error> {
-        let CpuSegment { model, pool, blocks, scratch, clock, decode, prefill } = self;
+        let CpuSegment { model, pool, blocks, scratch, clock, decode, prefill, last_row } = self;
+        *last_row = step.n_tokens() - 1;
         // A panic in a step leaves the threads as they were.
         let pool = &mut *pool.lock().unwrap_or_else(PoisonError::into_inner);
         let one = step.n_tokens() == 1;
@@ -257,6 +265,25 @@ impl Segment for CpuSegment {
             decode.done(started);
         }
         Ok(())
+    }
+
+    fn head_again(&mut self, top: Option<usize>, io: &mut Activations) -> Result<(), Error> {
+        let CpuSegment { model, pool, blocks, scratch, clock, last_row, .. } = self;
+        let Some(Block::Head(head)) = blocks.last_mut() else { return Ok(()) };
+        let pool = &mut *pool.lock().unwrap_or_else(PoisonError::into_inner);
+        clock.start();
+        let mut cx = Context { model, pool, scratch, clock };
+        match top {
+            Some(top) => head.top(&mut cx, *last_row, top, io),
+            None => head.all(&mut cx, std::iter::once(*last_row), io),
+        }
+    }
+
+    fn head_counts(&mut self) -> Option<HeadCounts> {
+        match self.blocks.last() {
+            Some(Block::Head(head)) => head.flash.as_ref().map(|flash| flash.counts),
+            _ => None,
+        }
     }
 
     fn rewind(&mut self, slot: usize, len: usize) -> bool {

@@ -61,7 +61,7 @@ impl Sizes {
                     sizes.expert = sizes.expert.max(moe.expert_size);
                     sizes.rope = sizes.rope.max(attn.rope.map_or(0, |rope| rope.dim / 2));
                 }
-                BlockSpec::Head(HeadSpec { norm: _, weight, token_map: _ }) => {
+                BlockSpec::Head(HeadSpec { norm: _, weight, token_map: _, flash: _ }) => {
                     sizes.vocab = sizes.vocab.max(weight.rows);
                 }
             }

@@ -13,10 +13,11 @@ use self::cache::KvCache;
 use super::{Activations, Backend, Footprint, KernelId, Limits, Placed, Segment, Step, check_head_input};
 use crate::{
     error::Error,
+    flash::{Clusters, Found, HeadCounts, HeadMode, Search},
     model::Model,
     spec::{
-        AttnSpec, BlockSpec, EmbedSpec, HeadSpec, LayerSpec, MatrixRef, MoeSpec, NormSpec, QkNormSpec,
-        RopeSpec,
+        AttnSpec, BlockSpec, EmbedSpec, FlashSpec, HeadSpec, LayerSpec, MatrixRef, MoeSpec, NormSpec,
+        QkNormSpec, RopeSpec,
     },
 };
 
@@ -61,14 +62,11 @@ impl Backend for Reference {
                     BlockSpec::Layer(layer) => {
                         Block::Layer(Box::new(layer.clone()), KvCache::for_layer(&layer.attn, limits))
                     }
-                    BlockSpec::Head(head) => {
-                        let map = head.token_map.as_ref().map(|map| model.token_map(map)).transpose()?;
-                        Block::Head(head.clone(), map)
-                    }
+                    BlockSpec::Head(head) => Block::Head(Box::new(Head::new(model, head, limits.head)?)),
                 })
             })
             .collect::<Result<_, Error>>()?;
-        Ok(Box::new(ReferenceSegment { model: Arc::clone(model), blocks }))
+        Ok(Box::new(ReferenceSegment { model: Arc::clone(model), blocks, last_row: 0 }))
     }
 }
 
@@ -89,24 +87,54 @@ fn scratch(blocks: &[BlockSpec], hidden_size: usize, limits: &Limits) -> u64 {
 enum Block {
     Embed(EmbedSpec),
     Layer(Box<LayerSpec>, KvCache),
-    Head(HeadSpec, Option<Vec<u32>>),
+    Head(Box<Head>),
+}
+
+/// The last block.
+struct Head {
+    spec: HeadSpec,
+    /// Row of each token's logit, when rows are not in token order.
+    row_of: Option<Vec<u32>>,
+    mode: HeadMode,
+    clusters: Option<Clusters>,
+    counts: HeadCounts,
 }
 
 struct ReferenceSegment {
     model: Arc<Model>,
     blocks: Vec<Block>,
+    /// Row of the hidden states of the last step's last token.
+    last_row: usize,
 }
 
 impl Segment for ReferenceSegment {
     fn forward(&mut self, step: &Step<'_>, io: &mut Activations) -> Result<(), Error> {
+        self.last_row = step.n_tokens() - 1;
         for block in &mut self.blocks {
             match block {
                 Block::Embed(spec) => embed(&self.model, spec, step, &mut io.hidden),
                 Block::Layer(spec, cache) => layer(&self.model, spec, cache, step, &mut io.hidden)?,
-                Block::Head(spec, map) => head(&self.model, spec, map.as_deref(), step, io)?,
+                Block::Head(head) => {
+                    let rows: Vec<usize> = step.logit_rows().collect();
+                    head.forward(&self.model, &rows, step.top(), io)?;
+                }
             }
         }
         Ok(())
+    }
+
+    fn head_again(&mut self, top: Option<usize>, io: &mut Activations) -> Result<(), Error> {
+        match self.blocks.last_mut() {
+            Some(Block::Head(head)) => head.forward(&self.model, &[self.last_row], top, io),
+            _ => Ok(()),
+        }
+    }
+
+    fn head_counts(&mut self) -> Option<HeadCounts> {
+        match self.blocks.last() {
+            Some(Block::Head(head)) => head.clusters.as_ref().map(|_| head.counts),
+            _ => None,
+        }
     }
 
     fn rewind(&mut self, slot: usize, len: usize) -> bool {
@@ -258,25 +286,75 @@ fn route(logits: &[f32], n_used: usize, norm_topk: bool) -> Vec<(usize, f32)> {
     experts
 }
 
-fn head(
-    model: &Model,
-    spec: &HeadSpec,
-    token_map: Option<&[u32]>,
-    step: &Step<'_>,
-    io: &mut Activations,
-) -> Result<(), Error> {
-    let HeadSpec { norm, weight, token_map: _ } = spec;
-    let rows = Rows::new(model.matrix(weight), weight, Packing::Affine4);
-    for (row, out) in step.logit_rows().zip(io.logits.chunks_exact_mut(weight.rows)) {
-        let normed = rms_norm_rows(model, norm, &io.hidden[row * weight.cols..(row + 1) * weight.cols]);
-        check_head_input(&normed)?;
-        let logits = matmul(&rows, &normed);
-        match token_map {
-            Some(map) => map.iter().zip(logits).for_each(|(&token, logit)| out[token as usize] = logit),
-            None => out.copy_from_slice(&logits),
-        }
+impl Head {
+    fn new(model: &Model, spec: &HeadSpec, mode: HeadMode) -> Result<Self, Error> {
+        let HeadSpec { norm: _, weight: _, token_map, flash } = spec;
+        let row_of = token_map.as_ref().map(|map| model.row_of(map)).transpose()?;
+        let clusters = Clusters::of(model, mode, flash.as_ref(), row_of.as_deref())?;
+        Ok(Head { spec: spec.clone(), row_of, mode, clusters, counts: HeadCounts::default() })
     }
-    Ok(())
+
+    /// The logits of `wanted` rows of the hidden states; with `top` only so many of the largest matter.
+    fn forward(
+        &mut self,
+        model: &Model,
+        wanted: &[usize],
+        top: Option<usize>,
+        io: &mut Activations,
+    ) -> Result<(), Error> {
+        let HeadSpec { norm, weight, token_map: _, flash: _ } = &self.spec;
+        let rows = Rows::new(model.matrix(weight), weight, Packing::Affine4);
+        for (&row, out) in wanted.iter().zip(io.logits.chunks_exact_mut(weight.rows)) {
+            let normed = rms_norm_rows(model, norm, &io.hidden[row * weight.cols..(row + 1) * weight.cols]);
+            check_head_input(&normed)?;
+            let logits = match (&self.clusters, top) {
+                (Some(clusters), Some(top)) => {
+                    let (logits, counts) = few_logits(model, &rows, clusters, self.mode, top, &normed);
+                    self.counts = self.counts.plus(counts);
+                    logits
+                }
+                _ => matmul(&rows, &normed),
+            };
+            match &self.row_of {
+                Some(row_of) => {
+                    out.iter_mut().zip(row_of).for_each(|(out, &row)| *out = logits[row as usize]);
+                }
+                None => out.copy_from_slice(&logits),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Logits by row, -infinity of rows left out.
+fn few_logits(
+    model: &Model,
+    rows: &Rows<'_>,
+    clusters: &Clusters,
+    mode: HeadMode,
+    top: usize,
+    normed: &[f32],
+) -> (Vec<f32>, HeadCounts) {
+    let FlashSpec { centroids, cluster_size, n_probes: _, force_tokens: _, bounds: _ } = &clusters.spec;
+    let n_rows = centroids.rows * cluster_size;
+    let mut search = Search::new(centroids.rows);
+    search.scores = matmul(&Rows::new(model.matrix(centroids), centroids, Packing::Affine4), normed);
+    let logit = |row: usize| dot(&rows.row(row), normed);
+    let mut logits = vec![f32::NEG_INFINITY; n_rows];
+    let length = normed.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    let Found { n_read, at_once } = search.run(mode, clusters, length, |list| {
+        for &cluster in list {
+            let rows = cluster as usize * cluster_size..(cluster as usize + 1) * cluster_size;
+            rows.for_each(|row| logits[row] = logit(row));
+        }
+        let mut ranked = logits.clone();
+        ranked.sort_unstable_by(|a, b| b.total_cmp(a));
+        ranked.get(top.wrapping_sub(1)).copied().unwrap_or(f32::NEG_INFINITY)
+    });
+    clusters.forced.iter().for_each(|&row| logits[row as usize] = logit(row as usize));
+    let row_bytes = model.matrix(centroids).len() / centroids.rows;
+    let bytes = clusters.fixed_bytes(model) + row_bytes * (n_read * cluster_size + clusters.forced.len());
+    (logits, HeadCounts { tokens: 1, certified: u64::from(at_once), bytes: bytes as u64 })
 }
 
 fn rms_norm_rows(model: &Model, norm: &NormSpec, x: &[f32]) -> Vec<f32> {

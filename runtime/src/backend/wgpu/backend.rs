@@ -325,6 +325,7 @@ fn bare(
         scratch: plan.scratch,
         max_tokens: plan.max_tokens,
         hidden_size: model.architecture().hidden_size,
+        last_row: 0,
         logit_rows: Vec::new(),
         embed: None,
         layers: plan.layers.iter().map(layer).collect(),
@@ -410,7 +411,7 @@ fn fits(spec: &BlockSpec) -> Result<(), String> {
             most("n_experts", *n_experts, 256)?;
             most("n_used", *n_used, 64)
         }
-        BlockSpec::Head(HeadSpec { norm: _, weight, token_map: _ }) => {
+        BlockSpec::Head(HeadSpec { norm: _, weight, token_map: _, flash: _ }) => {
             multiple("hidden_size", weight.cols, 64)
         }
     }

@@ -20,6 +20,7 @@ use super::{ops::Variants, segment::GpuSegment};
 use crate::{
     backend::{Activations, Backend, Limits, Logits, Sequence, Step, cpu::Cpu},
     error::Error,
+    flash::HeadMode,
     model::Model,
     spec::{BlockSpec, EmbedSpec, HeadSpec, LayerSpec},
 };
@@ -64,6 +65,7 @@ pub(super) fn block(
         max_batch: TOKENS,
         max_logit_rows: 1,
         kv,
+        head: HeadMode::EXACT,
     };
     let cpu = Host { model, block: &blocks[at], limits };
     let tolerance = match &blocks[at] {

@@ -46,7 +46,7 @@ pub(super) fn embed(maker: &Maker<'_>, scratch: &Scratch, plan: &EmbedPlan) -> R
 /// A kernel that does not compile.
 pub(super) fn head(maker: &Maker<'_>, scratch: &Scratch, plan: &HeadPlan) -> Result<Vec<Op>, Error> {
     let HeadPlan {
-        spec: HeadSpec { norm, weight, token_map: _ },
+        spec: HeadSpec { norm, weight, token_map: _, flash: _ },
         norm: norm_buffer,
         weight: split,
         panel_bytes,

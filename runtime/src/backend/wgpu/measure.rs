@@ -17,7 +17,7 @@ use super::{
     plan::Plan,
     segment::GpuSegment,
 };
-use crate::{backend::Limits, error::Error, kv::KvType, model::Model, spec::BlockSpec};
+use crate::{backend::Limits, error::Error, flash::HeadMode, kv::KvType, model::Model, spec::BlockSpec};
 
 /// Each variant is timed in this many turns, and its best turn counts.
 const TURNS: usize = 4;
@@ -36,6 +36,7 @@ const LIMITS: Limits = Limits {
     max_batch: TOKENS,
     max_logit_rows: 1,
     kv: KvType::Bf16,
+    head: HeadMode::EXACT,
 };
 
 /// The fastest variant of each kernel of a block.

@@ -302,7 +302,7 @@ impl Plan {
                     plan.layers.push(at.layer(spec, rope)?);
                 }
                 BlockSpec::Head(spec) => {
-                    let HeadSpec { norm, weight, token_map: _ } = spec;
+                    let HeadSpec { norm, weight, token_map: _, flash: _ } = spec;
                     let norm = uploads.vectors(&mut list, "norm", vec![norm.weight]);
                     let panel_bytes = panel_bytes(weight);
                     let weight = uploads.panels(&mut list, gpu, "head", model, weight, dummy)?;

@@ -53,6 +53,8 @@ pub(super) struct GpuSegment {
     /// Tokens that the scratch holds.
     pub(super) max_tokens: usize,
     pub(super) hidden_size: usize,
+    /// Row of `scratch.h` that has the last step's last token.
+    pub(super) last_row: u32,
     /// What `scratch.logit_rows` begins with.
     pub(super) logit_rows: Vec<u32>,
     pub(super) embed: Option<Op>,
@@ -121,6 +123,7 @@ impl GpuSegment {
         logits: &mut [f32],
     ) -> Result<(), Error> {
         let n = range.len();
+        self.last_row = n as u32 - 1;
         let pieces = self.pace.prefill(n, self.layers.len());
         self.write_rows(&tokens[range.clone()]);
         let through = self.embed.is_none() || self.head.is_none();
@@ -171,6 +174,22 @@ impl GpuSegment {
                 None => return Ok(()),
             };
         }
+    }
+
+    /// The logits of the last token that went through the layers.
+    fn head_alone(&mut self, logits: &mut [f32]) -> Result<(), Error> {
+        let extent = Extent { n_tokens: 1, position: 0, n_logit_rows: 1 };
+        self.write_logit_rows(&[self.last_row]);
+        let mut pending = self.staging.take(&self.gpu);
+        let alone = self.layers.len() + 1..self.layers.len() + 1;
+        let submission = self.submit(|this, recorder| {
+            recorder.run(this.ops(alone, extent));
+            this.fetch(recorder, &mut pending, &extent);
+        })?;
+        pending.submitted(submission);
+        let read = self.receive(&mut pending, &mut [], logits);
+        self.staging.give(pending);
+        read
     }
 
     /// Runs some of the segment's dispatches on hidden states `h`, `[tokens, hidden_size]`, or on what is there if there are none: for
@@ -336,6 +355,12 @@ impl Segment for GpuSegment {
             (first, done) = (range.end, done + here.len());
         }
         Ok(())
+    }
+
+    fn head_again(&mut self, _top: Option<usize>, io: &mut Activations) -> Result<(), Error> {
+        let Some(head) = &self.head else { return Ok(()) };
+        let vocab_size = head.vocab_size;
+        self.head_alone(&mut io.logits[..vocab_size])
     }
 
     fn rewind(&mut self, slot: usize, len: usize) -> bool {

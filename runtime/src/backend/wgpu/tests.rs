@@ -24,6 +24,7 @@ use crate::{
         Sequence, Step, cpu::Cpu, reference::Reference,
     },
     error::Error,
+    flash::HeadMode,
     kv::KvType,
     model::Model,
     score::divergence,
@@ -38,6 +39,7 @@ const LIMITS: Limits = Limits {
     max_batch: 64,
     max_logit_rows: 64,
     kv: KvType::F32,
+    head: HeadMode::EXACT,
 };
 
 fn open(name: &str) -> Arc<Model> {

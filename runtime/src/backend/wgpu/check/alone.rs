@@ -52,7 +52,7 @@ pub(super) fn wrong(
             found.extend(prefill::layer(trial, model, spec, kv, tile)?);
             Ok(found)
         }
-        BlockSpec::Head(HeadSpec { norm, weight, token_map: _ }) => {
+        BlockSpec::Head(HeadSpec { norm, weight, token_map: _, flash: _ }) => {
             let rows = weight.rows.min(HEAD_ROWS);
             let w = Affine::of(model.matrix(weight), rows, weight.cols);
             let h = Made::new(1).values(weight.cols, 1.0);
