@@ -113,6 +113,16 @@ impl HeadCounts {
             bytes: self.bytes + other.bytes,
         }
     }
+
+    /// What came after `before`.
+    #[must_use]
+    pub fn minus(self, before: Self) -> Self {
+        HeadCounts {
+            tokens: self.tokens - before.tokens,
+            certified: self.certified - before.certified,
+            bytes: self.bytes - before.bytes,
+        }
+    }
 }
 
 /// What bounds the logits of a cluster: of rows w = a C + d.

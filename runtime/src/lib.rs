@@ -43,7 +43,7 @@ pub use crate::{
     model::{GenerationDefaults, Model},
     placement::{Choices, Device, EngineOptions, MemoryPlan, Placement, Plan, Speed, format_bytes},
     sample::{SampleError, Sampler, SamplerSpec, Token},
-    score::{Divergence, argmax, divergence, log_prob, score},
+    score::{Divergence, HeadAgreement, argmax, divergence, log_prob, score, score_head},
     session::{Prefill, Session},
     spec::{
         AttnSpec, BlockSpec, EmbedSpec, FlashSpec, HeadSpec, LayerSpec, MatrixRef, MoeSpec, NormSpec,

@@ -175,6 +175,15 @@ impl Model {
         values.as_chunks().0.iter().enumerate().map(of).collect()
     }
 
+    /// Bytes of the head's rows.
+    pub fn head_bytes(&self) -> u64 {
+        let len = |block: &BlockSpec| match block {
+            BlockSpec::Head(head) => self.matrix(&head.weight).len() as u64,
+            BlockSpec::Embed(_) | BlockSpec::Layer(_) => 0,
+        };
+        self.architecture.blocks.iter().map(len).sum()
+    }
+
     /// Weight bytes one decoded token reads: every dense tensor once, one embedding row, and
     /// `n_used` experts a layer. Padding inside tensors counts, since it is read.
     pub fn decode_bytes(&self) -> u64 {

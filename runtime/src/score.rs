@@ -34,6 +34,84 @@ pub fn score(
     Ok(())
 }
 
+/// Runs `tokens` through slot 0, one a step, and hands each token's logits to `on_row(position, exact, head)`: of the exact head,
+/// and of the engine's own, `[vocab_size]` each, of which the `top` largest matter. Tokens beyond the context start again at
+/// position 0.
+///
+/// # Errors
+/// As [`score`].
+pub fn score_head(
+    engine: &mut Engine,
+    tokens: &[u32],
+    top: usize,
+    mut on_row: impl FnMut(usize, &[f32], &[f32]),
+) -> Result<(), Error> {
+    let context = engine.limits().context;
+    let mut exact = Vec::new();
+    for (window, tokens) in tokens.chunks(context).enumerate() {
+        engine.rewind(0, 0);
+        for (position, token) in tokens.iter().enumerate() {
+            let tokens = std::slice::from_ref(token);
+            let sequence = Sequence { slot: 0, position, tokens, logits: Logits::Last };
+            engine.forward(&Step { sequences: &[sequence] })?.clone_into(&mut exact);
+            let at = window * context + position;
+            if exact.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+                return Err(Error::NonFiniteLogits { position: at });
+            }
+            on_row(at, &exact, engine.logits_again(Some(top))?);
+        }
+    }
+    Ok(())
+}
+
+/// How a head that leaves rows out agrees with the exact one: sums over positions.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HeadAgreement {
+    /// Positions.
+    pub positions: usize,
+    /// Those with the same likeliest token.
+    pub same_argmax: usize,
+    /// Of the [`TOP`](Self::TOP) likeliest tokens by the exact head, how many are among as many by the other.
+    pub in_top: usize,
+    /// Probability, by the exact head, of tokens left out.
+    pub mass_outside: f64,
+    /// KL(head || exact), nats. The other way around a token left out makes it infinite.
+    pub kl: f64,
+}
+
+impl HeadAgreement {
+    /// Tokens that `in_top` looks at for each position.
+    pub const TOP: usize = 20;
+
+    /// Adds a position. In `head` tokens left out are -infinity.
+    pub fn add(&mut self, exact: &[f32], head: &[f32]) {
+        let (p_sum, q_sum) = (log_sum_exp(exact), log_sum_exp(head));
+        for (&p, &q) in exact.iter().zip(head) {
+            let log_p = f64::from(p) - p_sum;
+            if q == f32::NEG_INFINITY {
+                self.mass_outside += log_p.exp();
+            } else {
+                let log_q = f64::from(q) - q_sum;
+                self.kl += log_q.exp() * (log_q - log_p);
+            }
+        }
+        let (of_exact, of_head) = (likeliest(exact, Self::TOP), likeliest(head, Self::TOP));
+        self.positions += 1;
+        self.same_argmax += usize::from(argmax(exact) == argmax(head));
+        self.in_top += of_exact.iter().filter(|id| of_head.contains(id)).count();
+    }
+}
+
+/// The ids of the `n` largest logits; of equal ones the lower ids.
+fn likeliest(logits: &[f32], n: usize) -> Vec<usize> {
+    let mut ids: Vec<usize> = (0..logits.len()).collect();
+    if n < ids.len() {
+        ids.select_nth_unstable_by(n, |a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+    }
+    ids.truncate(n);
+    ids
+}
+
 /// `ln softmax(logits)[token]`, in f64.
 pub fn log_prob(logits: &[f32], token: u32) -> f64 {
     f64::from(logits[token as usize]) - log_sum_exp(logits)
@@ -109,6 +187,21 @@ mod tests {
         // A constant shift changes no probability.
         let shifted = divergence(&[1.0, 2.0], &[11.0, 12.0]);
         assert!(shifted.kl.abs() < 1e-6 && shifted.max_abs == 10.0);
+    }
+
+    #[test]
+    fn agreement_of_known_rows() {
+        let (exact, out) = ([0.0, 2f32.ln(), 0.0], f32::NEG_INFINITY);
+        let mut same = HeadAgreement::default();
+        same.add(&exact, &exact);
+        assert!((same.positions, same.same_argmax, same.in_top) == (1, 1, 3), "{same:?}");
+        assert!(same.mass_outside == 0.0 && same.kl.abs() < 1e-12, "{same:?}");
+        // Half the probability is left out; what is left is renormalised.
+        let mut other = HeadAgreement::default();
+        other.add(&exact, &[0.0, out, 0.0]);
+        assert!((other.same_argmax, other.in_top) == (0, 3), "{other:?}");
+        assert!((other.mass_outside - 0.5).abs() < 1e-7 && (other.kl - 2f64.ln()).abs() < 1e-7, "{other:?}");
+        assert_eq!(likeliest(&[1.0, 3.0, 3.0, 2.0, 3.0], 2), [1, 2]);
     }
 
     #[test]

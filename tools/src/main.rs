@@ -15,6 +15,7 @@ mod devices;
 mod doctor;
 mod failure;
 mod folders;
+mod head;
 mod inspect;
 mod interrupt;
 mod load;

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use safetensors::{Dtype, SafeTensors};
 use samara_format::{Error as FormatError, check_output};
-use samara_runtime::{Engine, Model, Specials, divergence, log_prob, score};
+use samara_runtime::{Engine, HeadKind, Model, Specials, divergence, log_prob, score, score_head};
 use serde_json::{Map, Value, json};
 use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::xxh3_128;
@@ -19,6 +19,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::{
     cli::Ppl,
     failure::{Failure, INTERRUPTED},
+    head::HeadReport,
     interrupt::{self, CANCEL},
     load::{self, Wants},
     output::{json as print_json, line},
@@ -36,12 +37,19 @@ pub(crate) fn run(args: &Ppl) -> Result<()> {
     let mut engine =
         load::engine(&model, &args.engine, Wants::logits(WINDOW.max(longest.unwrap_or(0)), !args.json))?;
     let mut record = Map::new();
+    if args.file.is_none() && args.engine.head != HeadKind::Exact {
+        let head = args.engine.head;
+        return Err(Failure::Usage(format!("--head {head} is compared on a text: give --file")).into());
+    }
     if let Some(path) = &args.file {
         let save = args.save_logits.as_deref().map(|path| Save { path, force: args.force });
-        let likelihood = likelihood(&model, &mut engine, path, save)?;
+        let top_k = args.top_k.map_or(model.generation().top_k, |k| k as usize);
+        let (likelihood, head) = likelihood(&model, &mut engine, path, save, top_k)?;
         record.extend(likelihood.to_json());
+        record.extend(head.map(|head| ("head".to_owned(), head.to_json())));
         if !args.json {
             line(&likelihood.to_text())?;
+            head.iter().try_for_each(|head| line(&head.to_text()))?;
         }
     }
     if let Some(golden) = &golden {
@@ -143,7 +151,14 @@ impl Likelihood {
     }
 }
 
-fn likelihood(model: &Model, engine: &mut Engine, path: &Path, save: Option<Save<'_>>) -> Result<Likelihood> {
+/// Of the exact head, and how the engine's own compares with it if that is another.
+fn likelihood(
+    model: &Model,
+    engine: &mut Engine,
+    path: &Path,
+    save: Option<Save<'_>>,
+    top_k: usize,
+) -> Result<(Likelihood, Option<HeadReport>)> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let wrong = |reason: String| Failure::Input(format!("{} {reason}", path.display()));
     let ids = load::tokenizer(model)?.encode(&prompt::decode(&bytes).map_err(wrong)?, Specials::Plain)?;
@@ -162,7 +177,7 @@ fn likelihood(model: &Model, engine: &mut Engine, path: &Path, save: Option<Save
     if saved.is_some() {
         interrupt::listen()?;
     }
-    score(engine, &ids, &mut |first, rows| {
+    let mut on_rows = |first: usize, rows: &[f32]| {
         // There is no other way out of here, and an unfinished file of that size should not stay.
         if CANCEL.load(Ordering::SeqCst) {
             drop(saved.take());
@@ -171,7 +186,7 @@ fn likelihood(model: &Model, engine: &mut Engine, path: &Path, save: Option<Save
         for (i, row) in rows.chunks_exact(vocab_size).enumerate() {
             let next = first + i + 1;
             // The first token of a window has no past to be predicted from.
-            if next < ids.len() && next % context != 0 {
+            if next < ids.len() && !next.is_multiple_of(context) {
                 sum.nll -= log_prob(row, ids[next]);
                 sum.tokens += 1;
             }
@@ -179,10 +194,19 @@ fn likelihood(model: &Model, engine: &mut Engine, path: &Path, save: Option<Save
                 written = file.row(first + i, row);
             }
         }
+    };
+    let head = HeadReport::of(engine, top_k, |engine, agreement| {
+        Ok(score_head(engine, &ids, top_k, |position, exact, head| {
+            on_rows(position, exact);
+            agreement.add(exact, head);
+        })?)
     })?;
+    if head.is_none() {
+        score(engine, &ids, &mut on_rows)?;
+    }
     written?;
     saved.map_or(Ok(()), LogitsFile::finish)?;
-    Ok(sum)
+    Ok((sum, head))
 }
 
 /// Writes what [`Golden::read`] reads, row by row: the header says every size before the first row comes. It is

@@ -11,7 +11,7 @@ mod record;
 use std::{sync::atomic::AtomicBool, time::Instant};
 
 use anyhow::Result;
-use samara_runtime::{Bandwidth, Counters, Decoder, Engine, Phase, Sampler, SamplerSpec, Session};
+use samara_runtime::{Bandwidth, Counters, Decoder, Engine, Phase, Sampler, SamplerSpec, Session, argmax};
 use xxhash_rust::xxh3::xxh3_128;
 
 use self::{
@@ -21,6 +21,7 @@ use self::{
 use crate::{
     cli::{Bench, Format},
     failure::Failure,
+    head::HeadReport,
     load::{self, Wants},
     machine::Machine,
     output::{json as print_json, line},
@@ -84,6 +85,10 @@ struct Runs {
     /// What a decoded token asks of a GPU.
     submissions: Option<f64>,
     dispatches: Option<f64>,
+    /// Bytes of the head that a decoded token reads; `None` of the exact head.
+    head_bytes: Option<f64>,
+    /// How the head compares with the exact one.
+    head: Option<HeadReport>,
     /// With --profile.
     profile: Option<Profile>,
     /// xxh3-128 of the last logits, f32 little endian.
@@ -104,6 +109,7 @@ fn measure(engine: &mut Engine, args: &Bench) -> Result<Runs> {
     measure_bandwidth(engine, args, &mut bandwidth, &mut device_bandwidth)?;
     let (mut prefill, mut decode, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
     let (mut prefill_bytes, mut asked) = (None, None);
+    let head_before = engine.head_counts();
     for _ in 0..args.repetitions {
         let pass = pass(engine, depth, &prompt, n_decode, false)?;
         if n_prompt > 0 {
@@ -116,7 +122,9 @@ fn measure(engine: &mut Engine, args: &Bench) -> Result<Runs> {
         hashes.push(pass.logits_hash);
         asked = pass.asked;
     }
+    let head_counts = head_before.zip(engine.head_counts()).map(|(before, after)| after.minus(before));
     measure_bandwidth(engine, args, &mut bandwidth, &mut device_bandwidth)?;
+    let head = if n_decode > 0 { compare_head(engine, depth, &prompt, n_decode)? } else { None };
     let profile = if args.profile {
         let Pass { prefill, decode, asked: _, logits_hash } = pass(engine, depth, &prompt, n_decode, true)?;
         hashes.push(logits_hash);
@@ -142,9 +150,29 @@ fn measure(engine: &mut Engine, args: &Bench) -> Result<Runs> {
         device_bandwidth,
         submissions: per_token(|asked| asked.submissions),
         dispatches: per_token(|asked| asked.dispatches),
+        head_bytes: head_counts.filter(|counts| counts.tokens > 0).map(|c| c.bytes as f64 / c.tokens as f64),
+        head,
         profile,
         logits_hash,
         warm_up_seconds,
+    })
+}
+
+/// Decodes `n` tokens greedily after `depth` made-up ones and `prompt`, with the exact head and the engine's own.
+fn compare_head(engine: &mut Engine, depth: usize, prompt: &[u32], n: usize) -> Result<Option<HeadReport>> {
+    HeadReport::of(engine, 1, |engine, agreement| {
+        let (mut session, mut logits) = (Session::new(0), Vec::new());
+        session.clear(engine);
+        if depth > 0 {
+            session.pretend(engine, depth);
+        }
+        let whole = [session.tokens(), prompt].concat();
+        session.prefill(engine, &whole, &mut logits, &AtomicBool::new(false))?;
+        for _ in 0..n {
+            session.decode(engine, argmax(&logits) as u32, None, &mut logits)?;
+            agreement.add(&logits, engine.logits_again(Some(1))?);
+        }
+        Ok(())
     })
 }
 

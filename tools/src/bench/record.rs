@@ -10,7 +10,7 @@ use super::{
     count::{kv_bytes, prefill_macs},
     profile::share_of,
 };
-use crate::{cli::Bench, load, machine::Machine};
+use crate::{cli::Bench, head::HeadReport, load, machine::Machine};
 
 /// A model whose experts are fewer bytes than this may stay in a machine's caches.
 const CACHE: u64 = 64 << 20;
@@ -62,8 +62,15 @@ impl Record<'_> {
         (first..first + n).map(|position| kv_bytes(self.engine, position)).sum::<u64>() / n.max(1) as u64
     }
 
+    /// Weights that a token of decode reads.
+    fn weight_bytes_per_token(&self) -> u64 {
+        let model = self.engine.model();
+        let all = model.decode_bytes();
+        self.runs.head_bytes.map_or(all, |head| all - model.head_bytes() + head as u64)
+    }
+
     fn bytes_per_token(&self) -> u64 {
-        self.engine.model().decode_bytes() + self.kv_bytes_per_token()
+        self.weight_bytes_per_token() + self.kv_bytes_per_token()
     }
 
     fn prefill_gb_per_s(&self) -> Option<f64> {
@@ -99,7 +106,7 @@ impl Record<'_> {
             "decode": {
                 "tokens": args.decode, "depth": args.depth, "tokens_per_s": median(&runs.decode), "spread": spread(&runs.decode),
                 "gb_per_s": decode, "bytes_per_token": self.bytes_per_token(),
-                "weight_bytes_per_token": engine.model().decode_bytes(),
+                "weight_bytes_per_token": self.weight_bytes_per_token(),
                 "kv_bytes_per_token": self.kv_bytes_per_token(),
                 "share_of_sequential": share_of(decode, sequential),
                 "share_of_expert_blocks": share_of(decode, blocks),
@@ -112,6 +119,7 @@ impl Record<'_> {
                 "runs": runs.bandwidth.iter().map(bandwidth_json).collect::<Vec<_>>(),
             })),
             "gpu_bandwidth_gb_per_s": runs.device_bandwidth,
+            "head": runs.head.map(HeadReport::to_json),
             "profile": runs.profile.as_ref().map(|profile| profile.to_json(blocks)),
             "logits_hash": format!("{:032x}", runs.logits_hash),
             "kernels": load::kernel_names(engine.placements()),
@@ -171,7 +179,7 @@ impl Record<'_> {
             rows.push(("prefill does".into(), format!("{rate:.1} billion multiply-adds a second")));
         }
         if args.decode > 0 {
-            let (weights, kv) = (engine.model().decode_bytes(), self.kv_bytes_per_token());
+            let (weights, kv) = (self.weight_bytes_per_token(), self.kv_bytes_per_token());
             rows.push((
                 "decode reads".into(),
                 format!("{weights} bytes of weights and {kv} of cache a token"),
@@ -183,6 +191,7 @@ impl Record<'_> {
                 format!("the GPU for {dispatches:.1} dispatches in {submissions:.2} submissions a token"),
             ));
         }
+        rows.extend(runs.head.map(|head| ("head".to_owned(), head.to_text())));
         rows.push(("logits hash".into(), format!("{:032x}", runs.logits_hash)));
         let used = engine
             .threads()

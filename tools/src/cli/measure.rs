@@ -17,6 +17,8 @@ const BENCH_CTX: &str =
 /// the context length. `--logits` compares with stored logits, such as `--save-logits` writes: KL divergence, and how
 /// often the likeliest token is the same. They are a safetensors file with two tensors for each sequence j = 0, 1, ...:
 /// `j.ids`, I32, its tokens, and `j.logits`, F32, a row of the vocabulary's size for each of its last positions.
+///
+/// With --head flash or certified, --file is run token by token, and each token's logits are compared with the exact head's.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -26,7 +28,11 @@ Examples:
 
 JSON keys: tokens (predictions scored), nll (mean, nats a token), perplexity,
 corpus_hash (xxh3-128 of the text file); with --logits positions, kl_mean,
-kl_max (nats), top1_agreement (0 to 1).")]
+kl_max (nats), top1_agreement (0 to 1); with --head flash or certified
+head.mode, head.argmax_agreement, head.top20_overlap, head.mass_outside
+(probability of tokens left out), head.kl_mean (of the head from exact, nats),
+head.certified_share (proven by the clusters read at first),
+head.bytes_per_token.")]
 #[command(mut_arg("ctx", |arg| arg.help(PPL_CTX)))]
 pub(crate) struct Ppl {
     /// The .samara file.
@@ -40,6 +46,10 @@ pub(crate) struct Ppl {
     /// Write the logits of --file for a later --logits. Large: 4 bytes for each token of the text and the vocabulary.
     #[arg(long, value_name = "FILE", requires = "file")]
     pub(crate) save_logits: Option<PathBuf>,
+    /// Largest logits that --head certified proves at each position; unless given, the model's own top-k.
+    #[arg(long, value_name = "K", value_parser = value_parser!(u32).range(1..), allow_negative_numbers = true,
+          requires = "file")]
+    pub(crate) top_k: Option<u32>,
     /// Let --save-logits replace an existing file.
     #[arg(long, requires = "save_logits")]
     pub(crate) force: bool,
@@ -70,7 +80,8 @@ JSON keys: prefill.tokens_per_s, decode.tokens_per_s, decode.bytes_per_token
 share_of_sequential; prefill.gmac_per_s (multiply-adds of matrices and
 attention); bandwidth.expert_blocks_gb_per_s,
 bandwidth.sequential_gb_per_s, bandwidth.in_cache (the model is so small that
-caches are measured); profile; logits_hash, kernels, machine, and what belongs
+caches are measured); with --head flash or certified what ppl has under head,
+over the tokens decoded; profile; logits_hash, kernels, machine, and what belongs
 to a record: threads, file digest, warm-up, repetitions, spread, version.")]
 #[command(mut_arg("ctx", |arg| arg.help(BENCH_CTX)))]
 pub(crate) struct Bench {
