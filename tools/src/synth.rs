@@ -54,6 +54,7 @@ fn spec(args: &Synth) -> SynthSpec {
     };
     let mut spec = if args.full { SynthSpec::full(layout) } else { SynthSpec::tiny(layout) };
     spec.seed = args.seed;
+    spec.strong_clusters = args.sizes.strong_clusters;
     let no_flash = args.sizes.no_flash;
     resize(&mut spec, args.sizes);
     spec.flash = spec.flash.filter(|_| !no_flash).map(|flash| fit(flash, spec.vocab_size));

@@ -69,6 +69,8 @@ pub struct SynthSpec {
     pub max_context: u64,
     /// FlashHead data; written as a file in the 2-bit layout only.
     pub flash: Option<SynthFlash>,
+    /// Head rows of all clusters but this many are a sixteenth as long, so that their logits can be told to be small.
+    pub strong_clusters: Option<u64>,
     /// Shards to spread the tensors over.
     pub n_shards: u64,
 }
@@ -92,6 +94,7 @@ impl SynthSpec {
             sliding_window: 32,
             max_context: 4096,
             flash: Some(SynthFlash { cluster_size: 32, n_probes: 16 }),
+            strong_clusters: None,
             n_shards: 2,
         }
     }
@@ -114,6 +117,7 @@ impl SynthSpec {
             sliding_window: 512,
             max_context: if layout == SynthLayout::Mlx2Bit { 128_000 } else { 131_072 },
             flash: Some(SynthFlash { cluster_size: 32, n_probes: 512 }),
+            strong_clusters: None,
             n_shards: if layout == SynthLayout::Mlx2Bit { 3 } else { 9 },
         }
     }
@@ -148,6 +152,11 @@ impl SynthSpec {
         sizes
             .into_iter()
             .try_for_each(|(name, value, most, multiple)| check_size(name, value, most, multiple))?;
+        if self.strong_clusters.is_some() && self.flash.is_none() {
+            let reason = "strong clusters were asked for, but no FlashHead data, which say what a cluster is"
+                .to_owned();
+            return Err(Error::Synth { reason });
+        }
         self.flash.map_or(Ok(()), |flash| check_flash(flash, self.vocab_size))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::weights::{AffinePart, Dense, Ternary, key, pack_nibbles};
+use super::weights::{AffinePart, Clusters, Dense, Ternary, key, pack_nibbles};
 use super::{SynthLayout, SynthSpec};
 use crate::affine::{self, GROUP};
 
@@ -77,7 +77,9 @@ fn head(spec: &SynthSpec) -> Dense {
         for (place, id) in token_map(spec).into_iter().enumerate() {
             cluster_of[id as usize] = (place as u64 / flash.cluster_size) as u32;
         }
-        head.clusters = Some((cluster_of.into(), key(spec.seed, "lm_head.centres")));
+        let n_strong = spec.strong_clusters.map_or(u32::MAX, |n| u32::try_from(n).unwrap_or(u32::MAX));
+        let centre_key = key(spec.seed, "lm_head.centres");
+        head.clusters = Some(Clusters { cluster_of: cluster_of.into(), centre_key, n_strong });
     }
     head
 }

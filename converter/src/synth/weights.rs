@@ -23,6 +23,8 @@ const FOUR_BYTES_MEAN: f32 = 510.0;
 /// Shares of its cluster's centre and of its own direction in a head row; squares sum to 1.
 const CENTRE_SHARE: f32 = 0.6;
 const OWN_SHARE: f32 = 0.8;
+/// Length of rows of weak clusters.
+const WEAK: f32 = 1.0 / 16.0;
 
 /// Key of the matrix `name` under `seed`.
 pub(super) fn key(seed: u64, name: &str) -> u64 {
@@ -117,8 +119,19 @@ pub(super) struct Dense {
     pub(super) key: u64,
     pub(super) mean: f32,
     pub(super) deviation: f32,
-    /// Cluster of each row and key of the clusters' centres, for a head with FlashHead data.
-    pub(super) clusters: Option<(std::sync::Arc<[u32]>, u64)>,
+    /// For a head with FlashHead data.
+    pub(super) clusters: Option<Clusters>,
+}
+
+/// The clusters that rows belong to.
+#[derive(Debug, Clone)]
+pub(super) struct Clusters {
+    /// Cluster of each row.
+    pub(super) cluster_of: std::sync::Arc<[u32]>,
+    /// Key of the clusters' centres.
+    pub(super) centre_key: u64,
+    /// Rows of clusters from this one on are [`WEAK`] times as long.
+    pub(super) n_strong: u32,
 }
 
 /// 64 bell-shaped values of deviation 1: each is the sum of four random bytes.
@@ -144,11 +157,12 @@ impl Dense {
     /// 64 values of a row, rounded to bf16.
     fn group(&self, row: u64, group: u64) -> [f32; GROUP] {
         let mut values = bell(row_state(self.key, row), group);
-        if let Some((cluster_of, centre_key)) = &self.clusters {
-            let cluster = u64::from(cluster_of[row as usize]);
-            let centre = bell(row_state(*centre_key, cluster), group);
+        if let Some(Clusters { cluster_of, centre_key, n_strong }) = &self.clusters {
+            let cluster = cluster_of[row as usize];
+            let centre = bell(row_state(*centre_key, u64::from(cluster)), group);
+            let length = if cluster < *n_strong { 1.0 } else { WEAK };
             for (value, centre) in values.iter_mut().zip(centre) {
-                *value = CENTRE_SHARE * centre + OWN_SHARE * *value;
+                *value = length * (CENTRE_SHARE * centre + OWN_SHARE * *value);
             }
         }
         values.map(|value| round_to_bf16(self.mean + self.deviation * value))

@@ -59,8 +59,8 @@ fn flashhead_data_are_in_the_small_and_awkward_sizes_too() {
     let tiny = SynthSpec::tiny(SynthLayout::Mlx2Bit);
     check(tiny.clone());
     check(SynthSpec {
-        vocab_size: 4101,
-        flash: Some(SynthFlash { cluster_size: 3, n_probes: 1 }),
+        vocab_size: 4100,
+        flash: Some(SynthFlash { cluster_size: 4, n_probes: 1 }),
         ..tiny.clone()
     });
     check(SynthSpec {
@@ -110,6 +110,10 @@ fn impossible_sizes_and_full_folders_are_refused() {
     refused(SynthSpec { flash: flash(32, 0), ..tiny.clone() }, "0 of 128 FlashHead clusters");
     refused(SynthSpec { flash: flash(32, 129), ..tiny.clone() }, "129 of 128 FlashHead clusters");
     refused(SynthSpec { vocab_size: 4097, ..tiny.clone() }, "a vocabulary of 4097 cannot be cut into");
+    refused(
+        SynthSpec { flash: None, strong_clusters: Some(1), ..tiny.clone() },
+        "strong clusters were asked for, but no FlashHead data",
+    );
     refused(SynthSpec { vocab_size: 64, flash: None, ..tiny.clone() }, "vocab_size 64");
     std::fs::write(dir.path().join("file"), "x").unwrap();
     assert!(matches!(write(&tiny, dir.path()), Err(Error::FolderNotEmpty { .. })));

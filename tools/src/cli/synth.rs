@@ -94,6 +94,9 @@ pub(crate) struct SynthSizes {
     /// Longest context the config announces.
     #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) max_context: Option<u64>,
+    /// Make head rows a sixteenth as long outside of the first N FlashHead clusters.
+    #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
+    pub(crate) strong_clusters: Option<u64>,
     /// Shards to spread the tensors over.
     #[arg(long, value_name = "N", value_parser = whole::<0>, allow_negative_numbers = true, help_heading = SIZES)]
     pub(crate) shards: Option<u64>,
