@@ -88,6 +88,19 @@ pub(crate) fn bf16_row(
     Ok(())
 }
 
+/// The weights of a row. They are exact unless a group's scale and bias are very far apart.
+///
+/// `nibbles`: `[cols]`, one a byte. `scales`, `biases`: `[cols / 64]`, bf16 bits. `out`: `[cols]`, overwritten.
+pub(crate) fn dequantise(nibbles: &[u8], scales: &[u16], biases: &[u16], out: &mut [f64]) {
+    let groups = nibbles.chunks_exact(GROUP).zip(scales.iter().zip(biases));
+    for (out, (nibbles, (&scale, &bias))) in out.chunks_exact_mut(GROUP).zip(groups) {
+        let (scale, bias) = (f64::from(to_f32(scale)), f64::from(to_f32(bias)));
+        for (out, nibble) in out.iter_mut().zip(nibbles) {
+            *out = f64::from(*nibble) * scale + bias;
+        }
+    }
+}
+
 /// Unpacks one row of nibbles, 8 to a little-endian u32, element j at bits 4j to 4j + 3.
 ///
 /// `words`: `[cols / 2]` bytes. `nibbles`: `[cols]`, one a byte, overwritten.

@@ -5,6 +5,7 @@
 //! unfinished file and its journal stay behind after any failure; the final name appears last, after the file has
 //! been read back. The journal is locked from before the hashing until then, so one output has one writer.
 
+use std::borrow::Cow;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +21,7 @@ use crate::options::Options;
 use crate::plan::{Plan, thread_count};
 use crate::produce::{Job, Slot};
 use crate::progress::Progress;
+use crate::recipe::Output;
 use crate::source::SourceFile;
 use crate::target::{check_leftovers, check_room, check_target};
 use crate::ternary::Counts;
@@ -118,7 +120,8 @@ impl Conversion<'_> {
         let output_bytes = layout.file_len();
         let (mut target, done) =
             self.open_target(layout, journal, &binding, options).map_err(|e| self.disk_full(e))?;
-        let mut counts = self.write_rest(&mut written, &mut target, done.len())?;
+        let outputs = self.ordered_outputs()?;
+        let mut counts = self.write_rest(&outputs, &mut written, &mut target, done.len())?;
         done.iter().for_each(|entry| counts += entry.counts);
         let sealed = target.writer.seal().map_err(|e| self.disk_full(e.into()))?;
         let converted = Instant::now();
@@ -140,9 +143,30 @@ impl Conversion<'_> {
         })
     }
 
+    /// The plan's outputs, with head rows sorted into clusters if that is part of the plan.
+    fn ordered_outputs(&self) -> Result<Cow<'_, [Output]>, Error> {
+        let plan = self.plan;
+        let Some(clusters) = plan.clusters_to_build() else { return Ok(Cow::Borrowed(&plan.outputs)) };
+        self.progress.phase("cluster", clusters.build_work());
+        let order = clusters.build(&plan.checkpoint.files, &|bytes| {
+            self.progress.advance(bytes);
+            self.check_cancelled()
+        })?;
+        let order = order.into();
+        let mut outputs = plan.outputs.clone();
+        outputs.iter_mut().for_each(|output| output.recipe.reorder(&order));
+        Ok(Cow::Owned(outputs))
+    }
+
     /// Writes the tensors that are not done, and notes the hashes of all.
-    fn write_rest(&self, written: &mut Written, target: &mut Target, n_done: usize) -> Result<Counts, Error> {
-        let made = self.write_tensors(&written.tensors, target, n_done);
+    fn write_rest(
+        &self,
+        outputs: &[Output],
+        written: &mut Written,
+        target: &mut Target,
+        n_done: usize,
+    ) -> Result<Counts, Error> {
+        let made = self.write_tensors(outputs, &written.tensors, target, n_done);
         // What was made before a stop is worth keeping.
         let flushed = target.flush();
         let counts = made.map_err(|e| self.disk_full(e))?;
@@ -211,8 +235,13 @@ impl Conversion<'_> {
         Ok((target(writer, journal), Vec::new()))
     }
 
-    fn write_tensors(&self, tensors: &[Tensor], target: &mut Target, n_done: usize) -> Result<Counts, Error> {
-        let outputs = &self.plan.outputs;
+    fn write_tensors(
+        &self,
+        outputs: &[Output],
+        tensors: &[Tensor],
+        target: &mut Target,
+        n_done: usize,
+    ) -> Result<Counts, Error> {
         // What an earlier run has done is not counted: the rate and the time left are of this one.
         self.progress
             .phase("convert", outputs[n_done..].iter().map(|output| output.recipe.source_len()).sum());

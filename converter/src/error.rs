@@ -252,6 +252,42 @@ pub enum Error {
         /// What is wrong there.
         reason: String,
     },
+    /// Tokens that end an answer are not among those whose logits are always computed.
+    #[error(
+        "config.json: flash_head.force_tokens = {found:?} lacks the stop token(s) {missing:?}: an answer might never end; \
+         FlashHead data can be built anew or left out (the flash_head option)"
+    )]
+    ForceTokens {
+        /// The tokens in config.json.
+        found: Vec<u64>,
+        /// The stop tokens that are not among them.
+        missing: Vec<u64>,
+    },
+    /// FlashHead centroids whose lengths have nothing to do with their clusters' rows.
+    #[error(
+        "lm_head_flash.centroids: {off} of {looked_at} looked at differ in length by more than 25 % from the longest row of \
+         their cluster, so they are not scaled, and the best clusters would be missed; FlashHead data can be built anew \
+         or left out (the flash_head option)"
+    )]
+    CentroidsNotScaled {
+        /// Centroids of another length.
+        off: usize,
+        /// Centroids looked at.
+        looked_at: usize,
+    },
+    /// A size asked for FlashHead clusters that the vocabulary or the file's layout does not allow.
+    #[error(
+        "a cluster size of {cluster_size} is not possible: it must divide the vocabulary of {vocab_size} and be a multiple of \
+         4, since rows are stored in panels of 4; {advice}"
+    )]
+    ClusterSize {
+        /// The size asked for.
+        cluster_size: u64,
+        /// Rows of the head.
+        vocab_size: u64,
+        /// The nearest size that is possible, or that none is.
+        advice: String,
+    },
     /// tokenizer.json is of an unknown kind or disagrees with config.json.
     #[error("tokenizer.json: {reason}")]
     Tokenizer {

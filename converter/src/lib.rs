@@ -12,6 +12,7 @@
 
 mod affine;
 mod arch;
+mod clusters;
 mod config;
 mod convert;
 mod error;
@@ -31,7 +32,7 @@ mod verify;
 
 pub use convert::{Report, convert};
 pub use error::{Error, TensorProblem};
-pub use options::Options;
+pub use options::{FlashHead, Options};
 pub use plan::{Plan, PlanSummary, PlannedTensor, plan};
 pub use progress::{Progress, Quiet};
 pub use synth::{SynthFlash, SynthLayout, SynthReport, SynthSpec, SynthTexts, synthesise};

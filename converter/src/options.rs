@@ -2,6 +2,22 @@
 
 use serde::{Deserialize, Serialize};
 
+/// What becomes of FlashHead data: clusters of head rows, for a runtime that computes the likeliest logits alone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FlashHead {
+    /// Those of the checkpoint, if it has some.
+    #[default]
+    Auto,
+    /// New ones, in place of the checkpoint's if it has some.
+    Build {
+        /// Head rows in one cluster: a multiple of 4 that divides the vocabulary.
+        cluster_size: u64,
+    },
+    /// None: head rows are stored in token order.
+    None,
+}
+
 /// Choices for [`crate::plan()`] and [`crate::convert()`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
@@ -9,6 +25,8 @@ pub struct Options {
     pub window: Option<u64>,
     /// Round rows that are not ternary by the 0.7-mean rule instead of refusing them.
     pub ternarize: bool,
+    /// Whose FlashHead data the output carries.
+    pub flash_head: FlashHead,
     /// Replace an existing output, and discard an unfinished one.
     pub force: bool,
     /// Continue an unfinished conversion if there is one.
@@ -30,6 +48,9 @@ pub struct Options {
 pub(crate) struct BoundOptions {
     window: Option<u64>,
     ternarize: bool,
+    /// Journals of before this option lack it.
+    #[serde(default)]
+    flash_head: FlashHead,
     name: Option<String>,
     license: Option<String>,
     source_repository: Option<String>,
@@ -41,6 +62,7 @@ impl From<&Options> for BoundOptions {
         let Options {
             window,
             ternarize,
+            flash_head,
             force: _,
             resume: _,
             threads: _,
@@ -49,7 +71,7 @@ impl From<&Options> for BoundOptions {
             source_repository,
             source_revision,
         } = options.clone();
-        Self { window, ternarize, name, license, source_repository, source_revision }
+        Self { window, ternarize, flash_head, name, license, source_repository, source_revision }
     }
 }
 
@@ -61,10 +83,11 @@ impl BoundOptions {
 
     /// Names of the options in which two sets differ.
     pub(crate) fn differences(&self, other: &Self) -> Vec<&'static str> {
-        let Self { window, ternarize, name, license, source_repository, source_revision } = self;
+        let Self { window, ternarize, flash_head, name, license, source_repository, source_revision } = self;
         let differs = [
             ("window", *window != other.window),
             ("ternarize", *ternarize != other.ternarize),
+            ("choice of FlashHead data", *flash_head != other.flash_head),
             ("name", *name != other.name),
             ("license", *license != other.license),
             ("source repository", *source_repository != other.source_repository),

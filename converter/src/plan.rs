@@ -8,9 +8,9 @@ use serde::Serialize;
 use crate::arch;
 use crate::config::{CONFIG, RawConfig};
 use crate::error::Error;
-use crate::options::{BoundOptions, Options};
+use crate::options::{BoundOptions, FlashHead, Options};
 use crate::produce::Job;
-use crate::recipe::{Draft, Output};
+use crate::recipe::{Clusters, Draft, Output, Recipe};
 use crate::source::{self, Checkpoint, FLASH_FILE};
 use crate::text::{self, Texts};
 
@@ -84,7 +84,7 @@ pub struct PlannedTensor {
 /// Reads the headers of the checkpoint in `dir`, checks everything that can be checked without reading weights, and
 /// says what [`crate::convert()`] would do.
 ///
-/// Besides headers it reads config, tokenizer and template, and the FlashHead token map.
+/// Besides headers it reads config, tokenizer and template, the FlashHead token map, and the rows of a few clusters.
 ///
 /// # Errors
 /// Any defect of the checkpoint; missing files are listed together, and so are tensors that do not fit.
@@ -96,7 +96,7 @@ pub fn plan(dir: &Path, options: &Options) -> Result<Plan, Error> {
     missing.extend(texts.missing.iter().cloned());
     match &config {
         None => missing.insert(0, CONFIG.to_owned()),
-        Some((config, _)) if config.get("flash_head").is_some() => {
+        Some((config, _)) if options.flash_head == FlashHead::Auto && config.get("flash_head").is_some() => {
             missing.extend(discovery.flash_file_missing())
         }
         Some(_) => {}
@@ -105,8 +105,16 @@ pub fn plan(dir: &Path, options: &Options) -> Result<Plan, Error> {
         return Err(Error::MissingFiles { dir: dir.to_owned(), files: missing });
     };
     let checkpoint = discovery.open()?;
-    let draft = (arch::find(&config, &checkpoint)?.draft)(&config, &checkpoint, options)?;
+    let mut draft = (arch::find(&config, &checkpoint)?.draft)(&config, &checkpoint, options)?;
     let checked = texts.check(&config, draft.vocab_size)?;
+    arch::settle_force_tokens(&mut draft.metadata, &checked.stop_ids, checked.end_of_thought)?;
+    for output in &draft.outputs {
+        if let Recipe::Bounds(clusters) = &output.recipe
+            && clusters.centroids.is_some()
+        {
+            clusters.check_scaled(&checkpoint.files)?;
+        }
+    }
     let mut text_files = texts.files.clone();
     text_files.push((CONFIG.to_owned(), config_bytes));
     let mut notes = notes(&draft, &checkpoint, texts.has_generation());
@@ -159,7 +167,7 @@ fn assemble(
 }
 
 fn describe_texts(texts: Texts, metadata: &mut Metadata) {
-    let Texts { tokenizer, template, stop_ids, generation } = texts;
+    let Texts { tokenizer, template, stop_ids, end_of_thought: _, generation } = texts;
     metadata.insert("tokenizer.json", tokenizer);
     metadata.insert("tokenizer.chat_template", template);
     metadata.insert("tokenizer.stop_ids", stop_ids);
@@ -195,6 +203,14 @@ impl Plan {
     /// None from a plan that [`plan()`] made: both are stored there.
     pub fn texts(&self) -> Result<(&str, &str), Error> {
         Ok((self.metadata.str("tokenizer.json")?, self.metadata.str("tokenizer.chat_template")?))
+    }
+
+    /// The clusters that the conversion has to build before it writes.
+    pub(crate) fn clusters_to_build(&self) -> Option<&Clusters> {
+        self.outputs.iter().find_map(|output| match &output.recipe {
+            Recipe::Centroids(clusters) => Some(clusters),
+            _ => None,
+        })
     }
 
     /// Names of all source files: shards, then texts.
@@ -239,7 +255,8 @@ impl Plan {
         }
         let texts: u64 = self.text_files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         self.summary.output_bytes = layout.file_len();
-        self.summary.peak_memory_bytes = BASE_MEMORY + N_BATCHES * batch + TEXT_COPIES * texts;
+        let building = self.clusters_to_build().map_or(0, Clusters::build_memory);
+        self.summary.peak_memory_bytes = BASE_MEMORY + building.max(N_BATCHES * batch) + TEXT_COPIES * texts;
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use crate::source::SourceFile;
 use crate::ternary::{self, Counts};
 
 /// Rows of a 4-bit or router matrix in one unit; a multiple of the 4 rows of a panel.
-const UNIT_ROWS: usize = 256;
+pub(crate) const UNIT_ROWS: usize = 256;
 
 /// Buffers of one unit in the making.
 #[derive(Debug, Default)]
@@ -43,26 +43,31 @@ impl Job<'_> {
     /// How many units the tensor is cut into.
     pub(crate) fn n_units(&self) -> usize {
         match self.recipe {
-            Recipe::Bf16 { .. } | Recipe::U32 { .. } => 1,
+            Recipe::Bf16 { .. } | Recipe::TokenMap { .. } => 1,
             Recipe::Bf16Panels { values, .. } => values.rows.div_ceil(UNIT_ROWS),
             Recipe::Ternary { blocks } => blocks.len(),
             Recipe::Affine { rows, .. } => rows.div_ceil(UNIT_ROWS),
+            Recipe::Centroids(clusters) | Recipe::Bounds(clusters) => clusters.n_units(),
         }
     }
 
     /// Memory of one unit's slot, bytes.
     pub(crate) fn unit_memory(&self) -> u64 {
+        if let Recipe::Centroids(clusters) | Recipe::Bounds(clusters) = self.recipe {
+            return clusters.unit_memory() + self.tensor.len / self.n_units() as u64;
+        }
         let source = self.recipe.source_len() / self.n_units() as u64;
         let out = self.tensor.len / self.n_units() as u64;
         let unpacked = match self.recipe {
-            Recipe::Bf16 { .. } | Recipe::U32 { .. } => 0,
+            Recipe::Bf16 { .. } | Recipe::TokenMap { .. } => 0,
             Recipe::Bf16Panels { .. } => source,
             Recipe::Ternary { blocks } => {
                 let parts = blocks.first().into_iter().flatten();
                 let cells = parts.map(|part| part.iter().map(|rows| rows.rows * rows.cols).sum::<usize>());
                 cells.max().unwrap_or(0) as u64
             }
-            Recipe::Affine { cols, .. } => (UNIT_ROWS * cols) as u64 * 5 / 4,
+            Recipe::Affine { cols, .. } => affine_memory(*cols),
+            Recipe::Centroids(_) | Recipe::Bounds(_) => 0,
         };
         source + unpacked + out
     }
@@ -75,10 +80,10 @@ impl Job<'_> {
                 refuse_not_finite(values, 0, &slot.out)?;
                 Ok((Counts::default(), values.len() as u64))
             }
-            Recipe::U32 { values } => {
+            Recipe::TokenMap { order } => {
                 slot.out.clear();
-                slot.out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-                Ok((Counts::default(), 4 * values.len() as u64))
+                slot.out.extend(order.iter().flat_map(|token| token.to_le_bytes()));
+                Ok((Counts::default(), 4 * order.len() as u64))
             }
             Recipe::Bf16Panels { values, cols } => self.panels(values, *cols, index, slot),
             Recipe::Ternary { blocks } => self.block(&blocks[index], slot),
@@ -89,7 +94,15 @@ impl Job<'_> {
                     Some(order) => RowSet::Listed(&order[first..first + n]),
                     None => RowSet::Range(first, n),
                 };
-                self.affine(source, *cols, rows, slot)
+                let source_len = slot.read_affine(source, *cols, rows, self.files)?;
+                slot.pack_affine(*cols);
+                Ok((Counts::default(), source_len))
+            }
+            Recipe::Centroids(clusters) => {
+                Ok((Counts::default(), clusters.centroids_unit(self.files, index, slot)?))
+            }
+            Recipe::Bounds(clusters) => {
+                Ok((Counts::default(), clusters.bounds_unit(self.files, index, slot)?))
             }
         }
     }
@@ -174,19 +187,27 @@ impl Job<'_> {
             }
         }
     }
+}
 
-    fn affine(
-        &self,
+/// Memory of nibbles, scales and biases of one unit's rows, bytes.
+pub(crate) fn affine_memory(cols: usize) -> u64 {
+    (UNIT_ROWS * cols) as u64 * 5 / 4
+}
+
+impl Slot {
+    /// Reads rows into the slot's codes, scales and biases, in place of what was there. Returns the source bytes.
+    pub(crate) fn read_affine(
+        &mut self,
         source: &AffineSource,
         cols: usize,
         rows: RowSet<'_>,
-        slot: &mut Slot,
-    ) -> Result<(Counts, u64), Error> {
+        files: &[SourceFile],
+    ) -> Result<u64, Error> {
         let (n, n_groups) = (rows.len(), cols / affine::GROUP);
-        let Slot { source: buffers, codes, scales, biases, out } = slot;
+        let Self { source: buffers, codes, scales, biases, out: _ } = self;
         let mut source_len = 0;
         for (from, buffer) in source.matrices().into_iter().zip(buffers.iter_mut()) {
-            rows.read(from, self.files, buffer)?;
+            rows.read(from, files, buffer)?;
             source_len += buffer.len() as u64;
         }
         codes.resize(n * cols, 0);
@@ -196,10 +217,36 @@ impl Job<'_> {
         for (i, (nibbles, (scales, biases))) in codes.chunks_exact_mut(cols).zip(groups).enumerate() {
             affine_row(source, buffers, (i, rows.get(i)), nibbles, scales, biases)?;
         }
-        let layout = Affine4Layout::new(n, cols).expect("the file's layout was planned from these sizes");
+        Ok(source_len)
+    }
+
+    /// Each row in the slot: nibbles `[cols]`, scales and biases `[cols / 64]`.
+    pub(crate) fn affine_rows(&self, cols: usize) -> impl Iterator<Item = (&[u8], &[u16], &[u16])> {
+        let n_groups = cols / affine::GROUP;
+        let groups = self.scales.chunks_exact(n_groups).zip(self.biases.chunks_exact(n_groups));
+        self.codes.chunks_exact(cols).zip(groups).map(|(nibbles, (scales, biases))| (nibbles, scales, biases))
+    }
+
+    /// Quantises `values`, `[rows, cols]`, finite, into the slot's codes, scales and biases.
+    pub(crate) fn quantise(&mut self, values: &[f32]) {
+        self.codes.resize(values.len(), 0);
+        self.scales.clear();
+        self.biases.clear();
+        let (groups, _) = values.as_chunks::<{ affine::GROUP }>();
+        for (group, nibbles) in groups.iter().zip(self.codes.chunks_exact_mut(affine::GROUP)) {
+            let (scale, bias) = affine::quantise_group(group, nibbles);
+            self.scales.push(scale);
+            self.biases.push(bias);
+        }
+    }
+
+    /// Packs the slot's codes, scales and biases into its bytes.
+    pub(crate) fn pack_affine(&mut self, cols: usize) {
+        let Self { source: _, codes, scales, biases, out } = self;
+        let layout = Affine4Layout::new(codes.len() / cols, cols)
+            .expect("the file's layout was planned from these sizes");
         out.resize(layout.len(), 0);
         layout.pack(codes, scales, biases, out);
-        Ok((Counts::default(), source_len))
     }
 }
 
@@ -226,7 +273,7 @@ fn affine_row(
 
 /// Rows of a source matrix: consecutive, or as listed.
 #[derive(Clone, Copy)]
-enum RowSet<'a> {
+pub(crate) enum RowSet<'a> {
     Range(usize, usize),
     Listed(&'a [u32]),
 }

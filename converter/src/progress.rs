@@ -2,7 +2,7 @@
 
 /// Receives the progress of [`crate::convert()`] and [`crate::synthesise`]. Calls come from several threads.
 pub trait Progress: Sync {
-    /// A phase begins: "hash", "convert", "verify" or "generate". `total` is in bytes.
+    /// A phase begins: "hash", "cluster", "convert", "verify" or "generate". `total` is in bytes.
     fn phase(&self, name: &'static str, total: u64);
     /// `bytes` more of the current phase are done.
     fn advance(&self, bytes: u64);

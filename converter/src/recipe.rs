@@ -127,6 +127,19 @@ impl AffineSource {
 /// One part of a ternary block: matrices of equal width, stacked by rows.
 pub(crate) type TernaryPart = Vec<TernaryRows>;
 
+/// Head rows in clusters of equal size.
+#[derive(Debug, Clone)]
+pub(crate) struct Clusters {
+    pub(crate) head: AffineSource,
+    /// Inputs of a row.
+    pub(crate) cols: usize,
+    /// Token of each row, cluster by cluster.
+    pub(crate) order: Arc<[u32]>,
+    pub(crate) cluster_size: usize,
+    /// The source's centroids; without them they are made of the rows.
+    pub(crate) centroids: Option<AffineSource>,
+}
+
 /// How the bytes of one output tensor come about.
 #[derive(Debug, Clone)]
 pub(crate) enum Recipe {
@@ -138,8 +151,13 @@ pub(crate) enum Recipe {
     Ternary { blocks: Vec<Vec<TernaryPart>> },
     /// 4-bit rows; output row r is source row `order[r]` if there is an order.
     Affine { source: AffineSource, rows: usize, cols: usize, order: Option<Arc<[u32]>> },
-    /// Numbers known already.
-    U32 { values: Arc<[u32]> },
+    /// The token of each head row, U32.
+    TokenMap { order: Arc<[u32]> },
+    /// 4-bit centroids made of the rows of clusters. Their order is made by the conversion too, and stands for
+    /// nothing until then.
+    Centroids(Clusters),
+    /// Bounds on the logits of each cluster.
+    Bounds(Clusters),
 }
 
 impl Recipe {
@@ -149,9 +167,40 @@ impl Recipe {
             Self::Bf16 { values } | Self::Bf16Panels { values, .. } => values.len(),
             Self::Ternary { blocks } => blocks.iter().flatten().flatten().map(|rows| rows.source.len()).sum(),
             Self::Affine { source, .. } => source.len(),
-            Self::U32 { values } => 4 * values.len(),
+            Self::TokenMap { order } => 4 * order.len(),
+            Self::Centroids(clusters) | Self::Bounds(clusters) => clusters.source_len(),
         };
         len as u64
+    }
+
+    /// Puts head rows in another order, where there is one.
+    pub(crate) fn reorder(&mut self, order: &Arc<[u32]>) {
+        match self {
+            Self::Affine { order: Some(old), .. }
+            | Self::TokenMap { order: old }
+            | Self::Centroids(Clusters { order: old, .. })
+            | Self::Bounds(Clusters { order: old, .. }) => *old = Arc::clone(order),
+            Self::Bf16 { .. }
+            | Self::Bf16Panels { .. }
+            | Self::Ternary { .. }
+            | Self::Affine { order: None, .. } => {}
+        }
+    }
+}
+
+impl Clusters {
+    pub(crate) fn n_clusters(&self) -> usize {
+        self.order.len() / self.cluster_size
+    }
+
+    /// Tokens of cluster `index`.
+    pub(crate) fn tokens(&self, index: usize) -> &[u32] {
+        &self.order[index * self.cluster_size..][..self.cluster_size]
+    }
+
+    /// Source bytes.
+    fn source_len(&self) -> usize {
+        self.head.len() + self.centroids.as_ref().map_or(0, AffineSource::len)
     }
 }
 

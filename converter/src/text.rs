@@ -19,6 +19,8 @@ const VERSION: &str = "1.0";
 
 /// Names of the tokens that end an answer, whatever the configs say.
 const STOP_TOKENS: [&str; 2] = ["<|endoftext|>", "<|im_end|>"];
+/// Name of the token that ends reasoning.
+const END_OF_THOUGHT: &str = "</think>";
 
 /// Sampling defaults; the recommended ones unless generation_config.json says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,6 +49,8 @@ pub(crate) struct Texts {
     pub(crate) tokenizer: String,
     pub(crate) template: String,
     pub(crate) stop_ids: Vec<u64>,
+    /// The token that ends reasoning, if the tokenizer has one.
+    pub(crate) end_of_thought: Option<u64>,
     pub(crate) generation: Generation,
 }
 
@@ -104,6 +108,7 @@ impl RawTexts {
         }
         let value = json::parse_value(TOKENIZER, tokenizer)?;
         let mut stop_ids = check_tokenizer(&value, vocab_size)?;
+        let end_of_thought = added_id(&value, END_OF_THOUGHT);
         stop_ids.extend(config.token_ids("eos_token_id")?);
         let mut generation = Generation { temperature: 1.0, top_p: 0.95, top_k: 20 };
         if let Some(bytes) = &self.generation {
@@ -121,7 +126,8 @@ impl RawTexts {
         if stop_ids.is_empty() {
             return Err(Error::ConfigMissing { key: "eos_token_id".to_owned() });
         }
-        Ok(Texts { tokenizer: utf8(TOKENIZER, tokenizer)?, template: template.clone(), stop_ids, generation })
+        let (tokenizer, template) = (utf8(TOKENIZER, tokenizer)?, template.clone());
+        Ok(Texts { tokenizer, template, stop_ids, end_of_thought, generation })
     }
 
     /// True if sampling defaults come with the checkpoint.
@@ -165,13 +171,13 @@ fn check_tokenizer(tokenizer: &Value, vocab_size: u64) -> Result<Vec<u64>, Error
 pub(crate) fn named_ids(tokenizer: &str, vocab_size: u64, names: &[&str]) -> Result<Vec<Option<u64>>, Error> {
     let value = json::parse_value(TOKENIZER, tokenizer.as_bytes())?;
     check_tokenizer(&value, vocab_size)?;
-    let added: Vec<&Value> =
-        value.get("added_tokens").and_then(Value::as_array).into_iter().flatten().collect();
-    let id = |name: &&str| {
-        let token = added.iter().find(|added| added.get("content").and_then(Value::as_str) == Some(name));
-        token.and_then(|token| token.get("id")?.as_u64())
-    };
-    Ok(names.iter().map(id).collect())
+    Ok(names.iter().map(|name| added_id(&value, name)).collect())
+}
+
+/// Id of the added token `name`.
+fn added_id(tokenizer: &Value, name: &str) -> Option<u64> {
+    let mut added = tokenizer.get("added_tokens")?.as_array()?.iter();
+    added.find(|added| added.get("content").and_then(Value::as_str) == Some(name))?.get("id")?.as_u64()
 }
 
 fn check_id(token: &str, id: &Value, vocab_size: u64) -> Result<u64, Error> {

@@ -13,10 +13,11 @@ use serde_json::json;
 use super::Architecture;
 use super::flash::{FlashConfig, token_map};
 use super::tensors::{Ledger, PACKED, kind};
+use crate::clusters::N_WORDS;
 use crate::config::RawConfig;
 use crate::error::Error;
-use crate::options::Options;
-use crate::recipe::{AffineSource, Draft, Output, Recipe, Rows, TernaryRows, TernarySource};
+use crate::options::{FlashHead, Options};
+use crate::recipe::{AffineSource, Clusters, Draft, Output, Recipe, Rows, TernaryRows, TernarySource};
 use crate::source::{Checkpoint, TensorRef};
 
 pub(super) const ARCHITECTURE: Architecture =
@@ -60,26 +61,32 @@ fn draft(config: &RawConfig, checkpoint: &Checkpoint, options: &Options) -> Resu
     let mut metadata = Metadata::new();
     shape.describe(&mut metadata);
     describe_attention(config, &shape, options, &mut metadata)?;
-    let flash = FlashConfig::read(config, checkpoint, shape.vocab_size)?;
+    let flash = match options.flash_head {
+        FlashHead::Auto => FlashConfig::read(config, checkpoint, shape.vocab_size)?,
+        FlashHead::Build { cluster_size } => Some(FlashConfig::build(cluster_size, shape.vocab_size)?),
+        FlashHead::None => None,
+    };
 
     let mut builder = Builder { ledger: Ledger::new(checkpoint), layout, shape, outputs: Vec::new() };
     builder.model();
-    let flash_tensors = flash.as_ref().and_then(|flash| builder.flash_tensors(flash));
-    let ignored = builder.ledger.ignore(ignored_tensor);
+    let auto = options.flash_head == FlashHead::Auto;
+    let flash_tensors = flash.as_ref().filter(|_| auto).and_then(|flash| builder.flash_tensors(flash));
+    let ignored = builder.ledger.ignore(|name| ignored_tensor(name, auto));
     let Builder { ledger, shape, mut outputs, .. } = builder;
     ledger.close()?;
-    if let (Some(flash), Some((map, centroids))) = (&flash, flash_tensors) {
-        let order = token_map(map, checkpoint, shape.vocab_size)?;
+    if let Some(flash) = &flash {
+        let (order, centroids) = match flash_tensors {
+            Some((map, centroids)) => (token_map(map, checkpoint, shape.vocab_size)?, Some(centroids)),
+            None => ((0..shape.vocab_size as u32).collect(), None),
+        };
         flash.describe(&mut metadata);
-        add_flash(flash, &shape, &order, centroids, &mut outputs);
+        add_flash(flash, &shape, order, centroids, &mut outputs);
     }
     let mut notes = Vec::new();
     if !ignored.is_empty() {
         notes.push(format!("not needed, left out: {}", ignored.join(", ")));
     }
-    if flash.is_none() {
-        notes.push("no FlashHead data: the head is stored in token order".to_owned());
-    }
+    notes.extend(flash_note(options.flash_head, flash.as_ref(), !ignored.is_empty()));
     let kind = match layout {
         Layout::Mlx2Bit => "2-bit MLX",
         Layout::HuggingFace => "bfloat16 Hugging Face",
@@ -87,9 +94,30 @@ fn draft(config: &RawConfig, checkpoint: &Checkpoint, options: &Options) -> Resu
     Ok(Draft { kind, vocab_size: shape.vocab_size, metadata, outputs, notes })
 }
 
-/// Legacy FlashHead tensors that nothing reads.
-fn ignored_tensor(name: &str) -> bool {
-    name == "lm_head_flash.cluster_scale" || name.starts_with("lm_head_flash.head.")
+/// Legacy FlashHead tensors, which nothing reads, and all of FlashHead's if the checkpoint's data are not wanted.
+fn ignored_tensor(name: &str, flash_wanted: bool) -> bool {
+    name == "lm_head_flash.cluster_scale"
+        || name.starts_with("lm_head_flash.head.")
+        || !flash_wanted && name.starts_with("lm_head_flash.")
+}
+
+/// What to say of the FlashHead data that were chosen.
+fn flash_note(choice: FlashHead, flash: Option<&FlashConfig>, some_ignored: bool) -> Option<String> {
+    match (choice, flash) {
+        (FlashHead::Auto, Some(_)) => None,
+        (FlashHead::Build { .. }, Some(flash)) => {
+            let place = if some_ignored { ", in place of the checkpoint's" } else { "" };
+            let FlashConfig { n_clusters, cluster_size, .. } = flash;
+            Some(format!("FlashHead data are built: {n_clusters} clusters of {cluster_size} tokens{place}"))
+        }
+        (FlashHead::None, _) => {
+            Some("FlashHead data are left out by option: the head is stored in token order".to_owned())
+        }
+        (_, None) => Some(
+            "no FlashHead data: the head is stored in token order; the flash-head option `build` makes some"
+                .to_owned(),
+        ),
+    }
 }
 
 /// Which of the two layouts the tensors are in.
@@ -250,20 +278,32 @@ fn describe_attention(
 fn add_flash(
     flash: &FlashConfig,
     shape: &Shape,
-    order: &Arc<[u32]>,
-    centroids: AffineSource,
+    order: Arc<[u32]>,
+    centroids: Option<AffineSource>,
     outputs: &mut Vec<Output>,
 ) {
-    for output in outputs.iter_mut().filter(|output| output.spec.name == "head") {
-        if let Recipe::Affine { order: place, .. } = &mut output.recipe {
-            *place = Some(Arc::clone(order));
-        }
-    }
+    let head = outputs.iter_mut().find(|output| output.spec.name == "head");
+    let Some(Recipe::Affine { source, order: head_order, .. }) = head.map(|head| &mut head.recipe) else {
+        return;
+    };
+    *head_order = Some(Arc::clone(&order));
+    let (head, cols, cluster_size) = (source.clone(), size(shape.hidden_size), size(flash.cluster_size));
     outputs.push(Output {
         spec: TensorSpec::single("head.token_map", Dtype::U32, 1, shape.vocab_size),
-        recipe: Recipe::U32 { values: Arc::clone(order) },
+        recipe: Recipe::TokenMap { order: Arc::clone(&order) },
     });
-    outputs.push(affine("head.centroids", flash.n_clusters, shape.hidden_size, centroids));
+    let clusters = Clusters { head, cols, order, cluster_size, centroids: centroids.clone() };
+    outputs.push(Output {
+        spec: TensorSpec::single("head.centroids", Dtype::Affine4, flash.n_clusters, shape.hidden_size),
+        recipe: match centroids {
+            Some(source) => Recipe::Affine { source, rows: size(flash.n_clusters), cols, order: None },
+            None => Recipe::Centroids(clusters.clone()),
+        },
+    });
+    outputs.push(Output {
+        spec: TensorSpec::single("head.bounds", Dtype::U32, 1, N_WORDS as u64 * flash.n_clusters),
+        recipe: Recipe::Bounds(clusters),
+    });
 }
 
 fn affine(name: &str, rows: u64, cols: u64, source: AffineSource) -> Output {

@@ -4,6 +4,8 @@ mod flash;
 mod maple;
 mod tensors;
 
+pub(crate) use flash::settle_force_tokens;
+
 use crate::config::RawConfig;
 use crate::error::Error;
 use crate::options::Options;

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
 
 mod checkpoint;
+mod clusters;
 mod config;
 mod files;
 mod lossless;
