@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use samara_converter::{Counts, Error, Options, Plan, PlanSummary, Report, check_target, convert, plan};
+use samara_converter::{
+    Counts, Error, FlashHead, Options, Plan, PlanSummary, Report, check_target, convert, plan,
+};
 use samara_runtime::{ChatTemplate, Message, RenderOptions, TextError, Tokenizer, format_bytes};
 use serde_json::json;
 
@@ -21,8 +23,8 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const TEMPLATE: &str = "chat_template.jinja";
 
 pub(crate) fn run(args: &cli::Convert) -> Result<()> {
-    let options = options(args);
-    let plan = plan(&args.checkpoint, &options)?;
+    let options = options(args)?;
+    let plan = plan(&args.checkpoint, &options).map_err(|error| in_words_of_this_program(error, args))?;
     check_texts(&plan, &args.checkpoint)?;
     if args.dry_run {
         return show_plan(args, &plan, &options);
@@ -45,10 +47,20 @@ pub(crate) fn run(args: &cli::Convert) -> Result<()> {
     Ok(())
 }
 
-fn options(args: &cli::Convert) -> Options {
-    Options {
+/// Head rows in a FlashHead cluster, as in Maple-Preview.
+const CLUSTER_SIZE: u64 = 32;
+
+fn options(args: &cli::Convert) -> Result<Options, Failure> {
+    let flash_head = match (args.flash_head, args.cluster_size) {
+        (cli::FlashHead::Build, size) => FlashHead::Build { cluster_size: size.unwrap_or(CLUSTER_SIZE) },
+        (_, Some(_)) => return Err(Failure::Usage("--cluster-size needs --flash-head build".to_owned())),
+        (cli::FlashHead::Auto, None) => FlashHead::Auto,
+        (cli::FlashHead::None, None) => FlashHead::None,
+    };
+    Ok(Options {
         window: args.window,
         ternarize: args.ternarize,
+        flash_head,
         force: args.force,
         resume: args.resume,
         threads: args.threads.count(),
@@ -56,7 +68,7 @@ fn options(args: &cli::Convert) -> Options {
         license: args.license.clone(),
         source_repository: args.source_repository.clone(),
         source_revision: args.source_revision.clone(),
-    }
+    })
 }
 
 fn carry_out(plan: &Plan, args: &cli::Convert, options: &Options) -> Result<Report> {
@@ -98,9 +110,23 @@ fn in_words_of_this_program(error: Error, args: &cli::Convert) -> anyhow::Error 
             let flags: &[&str] = if force { &["--ternarize", "--force"] } else { &["--ternarize"] };
             format!("to round such rows: {}", again(flags))
         }
+        error if is_of_flash_data(error) && args.flash_head == cli::FlashHead::Auto => format!(
+            "to build FlashHead data: {}\nto leave them out: {}",
+            again(&["--flash-head build"]),
+            again(&["--flash-head none"])
+        ),
         _ => return error.into(),
     };
     Failure::Hinted(Box::new(error), hint).into()
+}
+
+/// Whether it is the checkpoint's FlashHead data that cannot be used.
+fn is_of_flash_data(error: &Error) -> bool {
+    match error {
+        Error::ForceTokens { .. } | Error::CentroidsNotScaled { .. } | Error::TokenMap { .. } => true,
+        Error::ConfigValue { key, .. } | Error::ConfigMissing { key } => key.starts_with("flash_head"),
+        _ => false,
+    }
 }
 
 /// The command that was given, with other flags for what to do with files in the way.
@@ -111,6 +137,8 @@ fn again(args: &cli::Convert, flags: &[&str]) -> String {
         output,
         window,
         ternarize,
+        flash_head,
+        cluster_size,
         force: _,
         resume: _,
         dry_run: _,
@@ -129,6 +157,12 @@ fn again(args: &cli::Convert, flags: &[&str]) -> String {
     };
     if let Some(window) = window {
         push(&format!("--window {window}"));
+    }
+    match (flash_head, cluster_size) {
+        (cli::FlashHead::Auto, _) => {}
+        (cli::FlashHead::None, _) => push("--flash-head none"),
+        (cli::FlashHead::Build, None) => push("--flash-head build"),
+        (cli::FlashHead::Build, Some(size)) => push(&format!("--flash-head build --cluster-size {size}")),
     }
     let texts = [
         ("--name", name),

@@ -147,6 +147,7 @@ fn converter(error: &ConvertError) -> u8 {
         | ConvertError::Busy { .. }
         | ConvertError::ForeignJournal { .. }
         | ConvertError::FolderNotEmpty { .. }
+        | ConvertError::ClusterSize { .. }
         | ConvertError::Synth { .. } => USAGE,
         ConvertError::DiskSpace { .. } | ConvertError::DiskFull { .. } => SPACE,
         ConvertError::Cancelled { .. } => INTERRUPTED,

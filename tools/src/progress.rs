@@ -50,6 +50,7 @@ impl Phase {
 fn doing(phase: &str) -> &str {
     match phase {
         "hash" => "hashing the sources",
+        "cluster" => "building FlashHead clusters",
         "convert" => "converting",
         "verify" => "reading back",
         "check" => "checking hashes",

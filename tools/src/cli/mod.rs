@@ -6,7 +6,7 @@ mod values;
 
 use std::{ffi::OsString, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, value_parser};
+use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use samara_runtime::{Device, HeadKind, KvType};
 
 use self::values::{ChosenIsa, bias, device, isa, size, whole};
@@ -113,7 +113,9 @@ impl Command {
 Examples:
   samara convert maple-2bit -o m.samara
   samara convert maple-2bit -o m.samara --dry-run  check, write nothing
-  samara convert maple-2bit -o m.samara --resume   go on where it stopped")]
+  samara convert maple-2bit -o m.samara --resume   go on where it stopped
+  samara convert maple-bf16 -o m.samara --flash-head build
+      with FlashHead data of its own")]
 pub(crate) struct Convert {
     /// Folder of the checkpoint.
     pub(crate) checkpoint: PathBuf,
@@ -127,6 +129,13 @@ pub(crate) struct Convert {
     /// Round rows that are not ternary by the 0.7-mean rule instead of refusing them.
     #[arg(long)]
     pub(crate) ternarize: bool,
+    /// FlashHead data, for a faster head.
+    #[arg(long, value_enum, default_value_t = FlashHead::Auto, value_name = "WHICH")]
+    pub(crate) flash_head: FlashHead,
+    /// Tokens in a cluster that --flash-head build makes: a multiple of 4 that divides the vocabulary; 32 unless
+    /// given.
+    #[arg(long, value_name = "N", value_parser = whole::<1>, allow_negative_numbers = true)]
+    pub(crate) cluster_size: Option<u64>,
     /// Replace an existing file, and start over if a part is there.
     #[arg(long, conflicts_with = "resume")]
     pub(crate) force: bool,
@@ -220,6 +229,17 @@ pub(crate) struct Engine {
     pub(crate) mlock: bool,
     #[command(flatten)]
     pub(crate) threads: Threads,
+}
+
+/// `--flash-head`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FlashHead {
+    /// Those of the checkpoint, if it has some.
+    Auto,
+    /// New ones, in place of the checkpoint's.
+    Build,
+    /// None: the head in token order.
+    None,
 }
 
 /// Answer a prompt, or chat.
@@ -478,7 +498,7 @@ mod tests {
         check("synth", None, &["output", "layout", "full", "seed"]);
         check("synth", Some(OUTPUT), &["json", "quiet"]);
         check("synth", Some(synth::SIZES), &["vocab-size", "no-flash", "shards"]);
-        check("convert", None, &["output", "resume", "name"]);
+        check("convert", None, &["output", "resume", "name", "flash-head"]);
         check("convert", Some(RUNS), &["threads"]);
     }
 }

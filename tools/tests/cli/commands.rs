@@ -123,7 +123,7 @@ fn threads_that_cannot_start_are_done_without() {
     let at = bytes.len() / 2;
     bytes[at] ^= 1;
     fs::write(&damaged, bytes).expect("written");
-    assert!(verify(&damaged).expect(3).error().contains("1 of 69 tensors"));
+    assert!(verify(&damaged).expect(3).error().contains("1 of 70 tensors"));
 }
 
 #[test]

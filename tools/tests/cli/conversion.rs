@@ -20,7 +20,7 @@ fn convert_verify_inspect_run() {
     assert!(done.out.contains("read back and right"), "{}", done.out);
     // No terminal: plain lines, and no escape sequence.
     assert!(done.err.contains("converting: ") && !done.err.contains('\x1b'), "{}", done.err);
-    assert!(run(["verify", plain(&out)]).expect(0).out.contains("69 tensors"));
+    assert!(run(["verify", plain(&out)]).expect(0).out.contains("70 tensors"));
     assert!(run(["inspect", plain(&out)]).expect(0).out.contains("layers.7.experts"));
     let answer =
         run(["run", plain(&out), "-p", "Capital of Greece?", "--temp", "0", "--hide-reasoning"]).expect(0);
@@ -91,7 +91,7 @@ fn a_dry_run_writes_nothing() {
     let dir = folder();
     let out = dir.path().join("m.samara");
     let plan = convert(&fixture("tiny-maple-2bit"), &out, &["--dry-run"]).expect(0);
-    assert!(plan.out.contains("would write 69 tensors") && plan.out.contains("window 64"), "{}", plan.out);
+    assert!(plan.out.contains("would write 70 tensors") && plan.out.contains("window 64"), "{}", plan.out);
     let plan = convert(&fixture("tiny-maple-2bit"), &out, &["--dry-run", "--json", "--window", "65"])
         .expect(0)
         .json();
@@ -113,6 +113,55 @@ fn the_window_is_the_configs_or_the_options() {
         assert_eq!(run(["inspect", plain(&out), "--metadata", "model.window"]).expect(0).out, want);
     }
     convert(&fixture("tiny-maple-2bit"), &dir.path().join("x"), &["--window", "0"]).expect(2);
+}
+
+#[test]
+fn flashhead_data_are_the_checkpoints_or_built_or_left_out() {
+    let dir = folder();
+    let out = dir.path().join("m.samara");
+    let check = |more: &[&str], say: &str, n_clusters: Option<&str>| {
+        let done = convert(&fixture("tiny-maple-2bit"), &out, &[&["--force"], more].concat()).expect(0);
+        assert!(done.err.contains(say), "{more:?}: {}", done.err);
+        run(["verify", plain(&out)]).expect(0);
+        let metadata = &run(["inspect", plain(&out), "--json"]).expect(0).json()["metadata"];
+        assert_eq!(metadata.get("flash.n_clusters").map(Value::to_string).as_deref(), n_clusters, "{more:?}");
+        let ask = ["run", plain(&out), "-p", "Capital of Greece?", "--temp", "0", "--hide-reasoning"];
+        assert_eq!(run(ask).expect(0).out, "The capital of Greece is Athens.\n", "{more:?}");
+    };
+    check(&[], "checkpoint (2-bit MLX)", Some("128"));
+    check(&["--flash-head", "auto"], "checkpoint (2-bit MLX)", Some("128"));
+    check(&["--flash-head", "none"], "left out by option: the head is stored in token order", None);
+    check(&["--flash-head", "build"], "building FlashHead clusters: ", Some("128"));
+    check(
+        &["--flash-head", "build", "--cluster-size", "64"],
+        "64 clusters of 64 tokens, in place",
+        Some("64"),
+    );
+    let refused = |more: &[&str], say: &str| {
+        let refused = convert(&fixture("tiny-maple-2bit"), &dir.path().join("x"), more).expect(2);
+        assert!(refused.err.contains(say), "{}", refused.err);
+    };
+    refused(&["--flash-head", "build", "--cluster-size", "30"], "30 is not possible");
+    refused(&["--cluster-size", "32"], "--cluster-size needs --flash-head build");
+    refused(&["--flash-head", "some"], "possible values: auto, build, none");
+}
+
+#[test]
+fn flashhead_data_that_cannot_be_used_come_with_ways_to_go_on() {
+    let dir = folder();
+    let (checkpoint, out) = (dir.path().join("checkpoint"), dir.path().join("m.samara"));
+    copy_folder(&fixture("tiny-maple-2bit"), &checkpoint);
+    let config = fs::read_to_string(checkpoint.join("config.json")).expect("read");
+    let mut config: Value = serde_json::from_str(&config).expect("JSON");
+    config["flash_head"]["force_tokens"] = serde_json::json!([3998]);
+    fs::write(checkpoint.join("config.json"), config.to_string()).expect("written");
+    let refused = convert(&checkpoint, &out, &[]).expect(3);
+    assert!(refused.error().contains("lacks the stop token(s) [3990, 3992]"), "{}", refused.err);
+    #[cfg(unix)]
+    for way in ["to build FlashHead data: ", "to leave them out: "] {
+        crate::program::shell(refused.hint(way)).expect(0);
+        fs::remove_file(&out).expect("removed");
+    }
 }
 
 #[test]

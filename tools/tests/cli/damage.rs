@@ -48,7 +48,7 @@ fn one_flipped_bit_in_a_tensor_is_found_and_named() {
         .iter()
         .map(|tensor| (kind(tensor["name"].as_str().expect("a name")), tensor))
         .collect();
-    assert_eq!(tensors.len(), 13, "{:?}", tensors.keys());
+    assert_eq!(tensors.len(), 14, "{:?}", tensors.keys());
     for (i, tensor) in tensors.values().enumerate() {
         let (name, start, len) =
             (tensor["name"].as_str().expect("a name"), number(&tensor["offset"]), number(&tensor["len"]));
@@ -56,7 +56,7 @@ fn one_flipped_bit_in_a_tensor_is_found_and_named() {
             flip(&path, offset, bit);
             let found = run(["verify", plain(&path)]).expect(3);
             assert!(
-                found.error().contains(name) && found.error().contains("1 of 69 tensors"),
+                found.error().contains(name) && found.error().contains("1 of 70 tensors"),
                 "{name}: {}",
                 found.err
             );
