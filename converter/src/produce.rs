@@ -25,7 +25,7 @@ pub(crate) struct Slot {
     /// Scales, bf16 bits.
     scales: Vec<u16>,
     /// Biases, bf16 bits.
-    biases: Vec<u16>,
+    pub(crate) biases: Vec<u16>,
     /// The unit's bytes as they go into the file.
     pub(crate) out: Vec<u8>,
 }

@@ -7,7 +7,7 @@
 use crate::ternary::to_f32;
 
 /// Numbers of a cluster.
-pub(crate) const N_WORDS: usize = 5;
+pub(crate) const N_WORDS: usize = 6;
 /// Columns that share a bias.
 const GROUP: f64 = crate::affine::GROUP as f64;
 
@@ -17,6 +17,8 @@ pub(super) struct Bound<'a> {
     centroid: &'a [f64],
     /// Length of the centroid.
     length: f64,
+    /// That, and twice the norm of its biases.
+    centroid_magnitude: f64,
     /// More than what f64 has rounded in any number made of a row, as a share of the row's norm: a sum of n products is
     /// off by at most n / 2^53 of the sum of their magnitudes, and no number takes four such sums.
     slack: f64,
@@ -27,11 +29,13 @@ pub(super) struct Bound<'a> {
 }
 
 impl<'a> Bound<'a> {
-    /// Of no rows yet. `centroid`: `[cols]`, as stored.
-    pub(super) fn new(centroid: &'a [f64]) -> Self {
+    /// Of no rows yet. `centroid`: `[cols]`, as stored, and the biases of its groups, `[cols / 64]`, bf16 bits.
+    pub(super) fn new(centroid: &'a [f64], biases: &[u16]) -> Self {
         let slack = (centroid.len() + 16) as f64 * 4.0 * (f64::EPSILON / 2.0);
         let (a_hi, a_lo) = (f64::NEG_INFINITY, f64::INFINITY);
-        Self { centroid, length: norm(centroid), slack, a_hi, a_lo, rho: 0.0, magnitude: 0.0 }
+        let length = norm(centroid);
+        let centroid_magnitude = magnitude(length, biases, slack);
+        Self { centroid, length, centroid_magnitude, slack, a_hi, a_lo, rho: 0.0, magnitude: 0.0 }
     }
 
     /// Adds a row: its weights, `[cols]`, and the biases of its groups, `[cols / 64]`, bf16 bits.
@@ -45,19 +49,26 @@ impl<'a> Bound<'a> {
         } else {
             (0.0, 0.0, norm)
         };
-        let squares = biases.iter().map(|&bias| f64::from(to_f32(bias)).powi(2));
-        let bias_norm = (GROUP * squares.sum::<f64>()).sqrt();
         self.a_hi = self.a_hi.max(a + a_slack);
         self.a_lo = self.a_lo.min(a - a_slack);
         self.rho = self.rho.max(rest + slack);
-        self.magnitude = self.magnitude.max((norm + 2.0 * bias_norm) * (1.0 + self.slack));
+        self.magnitude = self.magnitude.max(magnitude(norm, biases, self.slack));
     }
 
-    /// a_hi, a_lo, rho, |C| and magnitude, as the bits of f32s.
+    /// a_hi, a_lo, rho, |C|, the magnitude of C and that of the rows, as the bits of f32s.
     pub(super) fn words(&self) -> [u32; N_WORDS] {
-        let (a_hi, a_lo) = (round_up(self.a_hi), -round_up(-self.a_lo));
-        [a_hi, a_lo, round_up(self.rho), self.length as f32, round_up(self.magnitude)].map(f32::to_bits)
+        let Self { a_hi, a_lo, rho, length, centroid_magnitude, magnitude, .. } = *self;
+        let [a_hi, b_lo, rho, length, of_centroid, of_rows] =
+            [a_hi, -a_lo, rho, length * (1.0 + self.slack), centroid_magnitude, magnitude].map(round_up);
+        [a_hi, -b_lo, rho, length, of_centroid, of_rows].map(f32::to_bits)
     }
+}
+
+/// Of weights of this norm, what bounds the terms of their products with a state: SPEC.md says why.
+fn magnitude(norm: f64, biases: &[u16], slack: f64) -> f64 {
+    let squares = biases.iter().map(|&bias| f64::from(to_f32(bias)).powi(2));
+    let bias_norm = (GROUP * squares.sum::<f64>()).sqrt();
+    (norm + 2.0 * bias_norm) * (1.0 + slack)
 }
 
 /// The smallest f32 that is not below `value`.
@@ -106,22 +117,23 @@ mod tests {
         let near = |found: f32, wanted: f32| found >= wanted && found <= wanted + 1e-6;
         // Rows 3 C, -C / 2 and one of length 4 across C; biases of 1 and 0.
         let centroid = at(0, 2.0);
-        let mut bound = Bound::new(&centroid);
+        let mut bound = Bound::new(&centroid, &[0xbf80]);
         bound.add(&at(0, 6.0), &[0]);
         bound.add(&at(0, -1.0), &[0x3f80]);
         bound.add(&at(1, 4.0), &[0]);
-        let [a_hi, a_lo, rho, length, magnitude] = floats(bound.words());
+        let [a_hi, a_lo, rho, length, of_centroid, magnitude] = floats(bound.words());
         assert!(
-            near(a_hi, 3.0) && near(-a_lo, 0.5) && near(rho, 4.0) && length == 2.0,
-            "{a_hi} {a_lo} {rho}"
+            near(a_hi, 3.0) && near(-a_lo, 0.5) && near(rho, 4.0) && near(length, 2.0),
+            "{a_hi} {a_lo} {rho} {length}"
         );
+        assert!((18.0..18.00001).contains(&of_centroid), "2 + 2 * 8: {of_centroid}");
         assert!((17.0..17.00001).contains(&magnitude), "1 + 2 * 8 is more than 6: {magnitude}");
         // No direction to measure along.
         let centroid = at(0, 0.0);
-        let mut bound = Bound::new(&centroid);
+        let mut bound = Bound::new(&centroid, &[0]);
         bound.add(&at(5, -3.0), &[0]);
         bound.add(&at(5, 0.0), &[0]);
-        let [a_hi, a_lo, rho, length, _] = floats(bound.words());
+        let [a_hi, a_lo, rho, length, ..] = floats(bound.words());
         assert!((a_hi, a_lo, length) == (0.0, 0.0, 0.0) && near(rho, 3.0), "{a_hi} {a_lo} {rho}");
     }
 }

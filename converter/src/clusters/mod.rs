@@ -75,7 +75,7 @@ impl Clusters {
         let mut centroid = vec![0.0; self.cols];
         for cluster in self.unit(index) {
             source_len += self.stored_centroid(files, cluster, slot, &mut centroid)?;
-            let mut bound = Bound::new(&centroid);
+            let mut bound = Bound::new(&centroid, &slot.biases);
             source_len += self.each_row(files, cluster, slot, |row, biases| bound.add(row, biases))?;
             out.extend(bound.words().iter().flat_map(|word| word.to_le_bytes()));
         }
@@ -83,7 +83,8 @@ impl Clusters {
         Ok(source_len)
     }
 
-    /// The centroid of `cluster` as a runtime reads it, `[cols]`. Returns the source bytes used beyond the rows'.
+    /// The centroid of `cluster` as a runtime reads it, `[cols]`; its biases are the slot's. Returns the source bytes used beyond
+    /// the rows'.
     fn stored_centroid(
         &self,
         files: &[SourceFile],

@@ -26,8 +26,9 @@ struct Head {
     /// Norm of each row's biases, one for each column, in the same order.
     bias_norms: Vec<Vec<f64>>,
     centroids: Vec<Vec<f64>>,
-    /// a_hi, a_lo, rho, |C|, magnitude.
-    bounds: Vec<[f32; 5]>,
+    centroid_bias_norms: Vec<f64>,
+    /// a_hi, a_lo, rho, |C|, magnitude of C, of the rows.
+    bounds: Vec<[f32; 6]>,
 }
 
 fn value(bits: u16) -> f64 {
@@ -68,12 +69,14 @@ impl Head {
         };
         let bias_norms: Vec<f64> = stored.iter().map(bias_norm).collect();
         let bounds = words(&file, "head.bounds");
-        let bounds: Vec<[f32; 5]> =
-            bounds.chunks(5).map(|five| std::array::from_fn(|i| f32::from_bits(five[i]))).collect();
+        let bounds: Vec<[f32; 6]> =
+            bounds.chunks(6).map(|six| std::array::from_fn(|i| f32::from_bits(six[i]))).collect();
+        let centroids = affine_rows(&file, "head.centroids");
         let head = Self {
             clusters: rows.chunks(size).map(<[Vec<f64>]>::to_vec).collect(),
             bias_norms: bias_norms.chunks(size).map(<[f64]>::to_vec).collect(),
-            centroids: affine_rows(&file, "head.centroids").iter().map(dequantised).collect(),
+            centroid_bias_norms: centroids.iter().map(bias_norm).collect(),
+            centroids: centroids.iter().map(dequantised).collect(),
             bounds,
         };
         let n = metadata.u64("flash.n_clusters").unwrap() as usize;
@@ -89,11 +92,10 @@ impl Head {
 
     fn is_broken(&self, cluster: usize) -> bool {
         let (rows, centroid) = (&self.clusters[cluster], &self.centroids[cluster]);
-        let [a_hi, a_lo, rho, length, magnitude] = self.bounds[cluster].map(f64::from);
+        let [a_hi, a_lo, rho, length, of_centroid, magnitude] = self.bounds[cluster].map(f64::from);
         let bound = |x: &[f64]| {
             let s = dot(centroid, x);
-            // The stored length is the nearest f32.
-            let along = if length > 0.0 { (s / length).powi(2) * (1.0 - 1.3e-7) } else { 0.0 };
+            let along = if length > 0.0 { (s / length).powi(2) } else { 0.0 };
             (a_hi * s).max(a_lo * s) + rho * (dot(x, x) - along).max(0.0).sqrt()
         };
         let exceeded = |x: &[f64]| {
@@ -104,7 +106,8 @@ impl Head {
         };
         let magnitudes = rows.iter().zip(&self.bias_norms[cluster]).map(|(row, bias)| norm(row) + 2.0 * bias);
         self.states(cluster).iter().any(|x| exceeded(x))
-            || (norm(centroid) - length).abs() > 1e-7 * length
+            || !(0.0..=1.3e-7 * length).contains(&(length - norm(centroid)))
+            || norm(centroid) + 2.0 * self.centroid_bias_norms[cluster] > of_centroid
             || magnitudes.fold(0.0, f64::max) > magnitude
     }
 
@@ -247,7 +250,8 @@ fn built_clusters_are_equal_in_size_and_closer_than_others() {
     let by_token: Vec<Vec<f64>> = by_token.iter().map(dequantised).collect();
     let clusters = by_token.chunks(32).map(<[Vec<f64>]>::to_vec).collect();
     let in_token_order =
-        Head { clusters, bias_norms: vec![], centroids: vec![], bounds: vec![] }.mean_cosine();
+        Head { clusters, bias_norms: vec![], centroids: vec![], centroid_bias_norms: vec![], bounds: vec![] }
+            .mean_cosine();
     let ours = head.mean_cosine();
     println!(
         "mean cosine to the centre: {ours:.4} built, {theirs:.4} the checkpoint's, {in_token_order:.4} by token"
@@ -288,9 +292,7 @@ fn rows_of_zeros_and_equal_rows_have_places() {
     copy.edit_tensor("lm_head.weight", |bytes| bytes.fill(0));
     copy.convert(&Options { force: true, ..build(32) }).unwrap();
     let head = Head::of(&copy.out("m.samara"));
-    assert!(
-        head.broken().is_empty() && head.bounds.iter().all(|bounds| *bounds == [0.0, 0.0, 0.0, 0.0, 0.0])
-    );
+    assert!(head.broken().is_empty() && head.bounds.iter().all(|bounds| *bounds == [0.0; 6]));
 }
 
 /// Progress that asks for a stop when a phase begins.
