@@ -256,7 +256,32 @@ fn built_clusters_are_equal_in_size_and_closer_than_others() {
     println!(
         "mean cosine to the centre: {ours:.4} built, {theirs:.4} the checkpoint's, {in_token_order:.4} by token"
     );
-    assert!(ours > in_token_order + 0.01 && ours > theirs - 0.002, "{ours} {theirs} {in_token_order}");
+    assert!(ours > in_token_order + 0.01 && ours > theirs, "{ours} {theirs} {in_token_order}");
+}
+
+#[test]
+fn clusters_that_were_planted_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    synthetic(&model);
+    let map = |name: &str, options: &Options| {
+        let out = dir.path().join(name);
+        convert_to(&model, &out, options).unwrap();
+        words(&open(&out), "head.token_map")
+    };
+    let mut planted = vec![0; 4116];
+    for (i, token) in map("planted.samara", &Options::default()).into_iter().enumerate() {
+        planted[token as usize] = i / 12;
+    }
+    let most = |tokens: &[u32]| {
+        let count =
+            |cluster: usize| tokens.iter().filter(|&&token| planted[token as usize] == cluster).count();
+        tokens.iter().map(|&token| count(planted[token as usize])).max().unwrap()
+    };
+    let found: usize = map("built.samara", &build(12)).chunks(12).map(most).sum();
+    println!("{found} of 4116 rows are with most of their cluster");
+    // Rows of a cluster have a cosine of 0.36, others one of 0.09 at random; in token order a tenth would be found.
+    assert!(found > 4116 * 3 / 4, "{found}");
 }
 
 #[test]
@@ -290,7 +315,8 @@ fn rows_of_zeros_and_equal_rows_have_places() {
         assert_eq!(head.broken(), [0; 0], "{cluster_size}");
     }
     copy.edit_tensor("lm_head.weight", |bytes| bytes.fill(0));
-    copy.convert(&Options { force: true, ..build(32) }).unwrap();
+    // More equal rows than all turns of asking place.
+    copy.convert(&Options { force: true, ..build(4) }).unwrap();
     let head = Head::of(&copy.out("m.samara"));
     assert!(head.broken().is_empty() && head.bounds.iter().all(|bounds| *bounds == [0.0; 6]));
 }
