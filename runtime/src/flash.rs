@@ -289,8 +289,8 @@ impl Search {
                 return Found { n_read, at_once };
             }
             at_once = false;
-            // As many again as so far: what they hold may close the others.
-            let n = open.min(n_read);
+            // As many again as so far: what they hold may close the others. Most of all are read faster in one go.
+            let n = if 2 * open > scores.len() { open } else { open.min(n_read) };
             take_best(keys, &mut rest[..open], n);
             reached = read(&rest[..n]);
             n_read += n;

@@ -7,7 +7,10 @@ pub(crate) use samara_format::layout::CHUNK;
 pub use samara_format::layout::PANEL_ROWS;
 use samara_format::{Affine4Layout, Bf16PanelLayout, TernaryLayout};
 
-use crate::activation::ACT_BLOCK;
+use crate::{activation::ACT_BLOCK, arch::generic};
+
+/// Bytes that a prefetch of rows asks for: as far as a kernel's own prefetching looks ahead in a stream.
+const AHEAD: usize = 4096;
 
 /// Columns of a bf16 chunk.
 pub(crate) const BF16_COLS: usize = CHUNK / PANEL_ROWS / 2;
@@ -101,6 +104,15 @@ impl<'a> Affine4Rows<'a> {
     /// Number of columns.
     pub fn cols(&self) -> usize {
         self.layout.cols()
+    }
+
+    /// Asks for the beginning of the panel that has `row`, which is read soon and not after its neighbour.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn prefetch(&self, row: usize) {
+        let panel = &self.panels[row / PANEL_ROWS * self.layout.panel_len()..];
+        (0..AHEAD).step_by(64).for_each(|bytes| generic::prefetch(panel.as_ptr(), bytes));
     }
 
     /// Panel `p`: for each group its scales and biases, bf16 `[4]` and `[4]`, and its chunk of nibbles.
