@@ -1,7 +1,7 @@
 //! The backends against the exact function, through converted files.
 
 use samara_runtime::{
-    Activations, Device, Engine, EngineOptions, KvType, Limits, Logits, Sequence, Step, backends,
+    Activations, Device, Engine, EngineOptions, HeadMode, KvType, Limits, Logits, Sequence, Step, backends,
 };
 use samara_simd::Kernels;
 use samara_tests::{
