@@ -280,6 +280,7 @@ fn windows(checks: &mut Checks) -> Result<()> {
     let screen = screen.exists().then_some(screen).ok_or_else(missing);
     if let Some(screen) = checks.tallies.wanted(name, screen)? {
         let gpu = tests.iter().find(|program| program.is("gpu")).context("there is no test called gpu")?;
+        commands.push(wine.stop());
         commands.push(gpu.command(&[screen, Path::new("-a"), &wine.program], &["gpu_is_close"]));
     }
     commands.iter_mut().for_each(|command| wine.set_up(command));

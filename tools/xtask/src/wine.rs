@@ -75,6 +75,15 @@ impl Wine {
         Ok(fs::write(booted, "")?)
     }
 
+    /// Ends the server and all programs of the prefix; the next program starts a server. A desktop outlives the programs that it was
+    /// made for by a second, and one made without a screen has no GPU for the next program either, whatever screen that has.
+    pub(crate) fn stop(&self) -> Command {
+        let mut command = Command::new(&self.server);
+        command.arg("--kill");
+        self.set_up(&mut command);
+        command
+    }
+
     fn quietly(&self, program: &Path, argument: &str) -> Result<()> {
         let mut command = Command::new(program);
         command.arg(argument).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -87,7 +96,7 @@ impl Wine {
 impl Drop for Wine {
     fn drop(&mut self) {
         // A server that is gone already is as good.
-        let _ = self.quietly(&self.server, "--kill");
+        let _ = self.stop().stdout(Stdio::null()).stderr(Stdio::null()).status();
     }
 }
 
