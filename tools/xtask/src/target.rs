@@ -7,6 +7,7 @@ use crate::process::{answers, cargo, cargo_home, root};
 use crate::sysroot;
 use crate::tools::{self, ZIGBUILD};
 use anyhow::{Result, ensure};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -70,6 +71,7 @@ impl Target {
     pub(crate) fn cargo(&self, subcommand: &str, place: &Place) -> Result<Command> {
         let sysroot = sysroot::find_or_make(self)?;
         let mut command = match self.link {
+            Link::Zig if self.name == here() => self.zig_here(subcommand)?,
             Link::Zig => zigbuild(subcommand, &format!("{}.{GLIBC}", self.triple))?,
             // Its C code is compiled by zig, which has the headers.
             Link::No => zigbuild(subcommand, self.triple)?,
@@ -102,6 +104,37 @@ impl Target {
         Ok(command)
     }
 
+    /// What zigbuild would do for this machine, but that the linker is one of rustc's flags. As a setting of cargo it is one for scripts and
+    /// macros too, which cargo then builds for this target and again for the others.
+    fn zig_here(&self, subcommand: &str) -> Result<Command> {
+        let mut command = cargo(&[subcommand, "--target", self.triple]);
+        for (variable, tool) in [("CC", "cc"), ("AR", "ar")] {
+            command.env(format!("{variable}_{}", self.triple.replace('-', "_")), self.zig_script(tool)?);
+        }
+        zig_environment(&mut command)?;
+        Ok(command)
+    }
+
+    /// A script that runs zig's `cc` or `ar` for this target as zigbuild's own scripts do.
+    fn zig_script(&self, tool: &str) -> Result<PathBuf> {
+        let script = tools::folder().join("zig").join(format!("{tool}-{}.sh", self.name));
+        let arch = self.triple.split('-').next().unwrap_or_default();
+        let options = match tool {
+            "cc" => format!("-g -fno-sanitize=all -target {arch}-linux-gnu.{GLIBC} "),
+            _ => String::new(),
+        };
+        let zigbuild = ZIGBUILD.program("bin/cargo-zigbuild")?;
+        let text = format!("#!/bin/sh\nexec '{}' zig {tool} -- {options}\"$@\"\n", zigbuild.display());
+        if fs::read_to_string(&script).is_ok_and(|written| written == text) {
+            return Ok(script);
+        }
+        fs::create_dir_all(script.with_file_name(""))?;
+        fs::write(&script, text)?;
+        #[cfg(unix)]
+        fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        Ok(script)
+    }
+
     /// What rustc is told so that no path and no time of this machine gets into the program.
     fn flags(&self, place: &Place, sysroot: Option<&Path>) -> Result<Vec<String>> {
         let home = cargo_home();
@@ -117,6 +150,9 @@ impl Target {
         let mut flags = remap.to_vec();
         if let Some(sysroot) = sysroot {
             flags.push(format!("--sysroot={}", sysroot.display()));
+        }
+        if self.link == Link::Zig && self.name == here() {
+            flags.push(format!("-Clinker={}", self.zig_script("cc")?.display()));
         }
         if self.link == Link::Mingw {
             flags.push("-Clink-arg=-Wl,--no-insert-timestamp".to_owned());
@@ -134,9 +170,15 @@ impl Target {
 fn zigbuild(subcommand: &str, target: &str) -> Result<Command> {
     let mut command = Command::new(ZIGBUILD.program("bin/cargo-zigbuild")?);
     command.args([subcommand, "--target", target]);
+    zig_environment(&mut command)?;
+    Ok(command)
+}
+
+/// Where zig is, and where it and zigbuild keep what they make.
+fn zig_environment(command: &mut Command) -> Result<()> {
     command.env("CARGO_ZIGBUILD_ZIG_PATH", ZIGBUILD.program("ziglang/zig")?);
     for cache in ["CARGO_ZIGBUILD_CACHE_DIR", "ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"] {
         command.env(cache, tools::folder().join("zig"));
     }
-    Ok(command)
+    Ok(())
 }
