@@ -6,7 +6,7 @@
 //! for each platform.
 
 use crate::process::{answers, cargo, root, succeed};
-use crate::runs::{Program, Runs, build};
+use crate::runs::{Program, Runs, build, called};
 use crate::tally::Tallies;
 use crate::target::{
     LINUX_AARCH64, LINUX_X86_64, MACOS_AARCH64, Place, SHIPPED, Target, WINDOWS_X86_64, here,
@@ -248,9 +248,8 @@ fn aarch64(checks: &mut Checks) -> Result<()> {
     let libraries = foreign_tests(program, &LINUX_AARCH64, &LIBRARIES)?;
     let cli = cli()?;
     for (cpu, chosen, filter) in AARCH64_CPUS {
-        let libraries =
-            libraries.iter().filter(|p| chosen.is_empty() || chosen.iter().any(|name| p.is(name)));
-        let mut commands: Vec<_> = libraries.map(|p| p.command(&[Path::new(QEMU)], &[])).collect();
+        let tests = called(&libraries, chosen)?;
+        let mut commands: Vec<_> = tests.iter().map(|p| p.command(&[Path::new(QEMU)], &[])).collect();
         commands.push(program_test(&cli, QEMU, &LINUX_AARCH64, filter));
         for command in &mut commands {
             command.env("QEMU_CPU", cpu).env("QEMU_LD_PREFIX", &system);

@@ -5,7 +5,7 @@
 
 use crate::process::shown;
 use crate::tally::{Tallies, Tally};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -74,6 +74,17 @@ impl Program {
         command.arg("--show-output").args(args).current_dir(&self.folder);
         command
     }
+}
+
+/// Those of `tests` that are called by `names`; without names all.
+///
+/// # Errors
+/// Says which name no test has: under another name it would be left out.
+pub(crate) fn called<'a>(tests: &'a [Program], names: &[&str]) -> Result<Vec<&'a Program>> {
+    if let Some(unknown) = names.iter().find(|name| !tests.iter().any(|test| test.is(name))) {
+        bail!("no test is called {unknown}");
+    }
+    Ok(tests.iter().filter(|test| names.is_empty() || names.iter().any(|name| test.is(name))).collect())
 }
 
 /// What is to be run for a platform.
@@ -175,6 +186,14 @@ mod tests {
         let [test] = &built.tests[..] else { panic!("one test") };
         assert!(test.is("a_b") && !test.is("a") && test.folder == Path::new("/w/a"));
         assert_eq!(built.started, [Path::new("/w/t/c")]);
+    }
+
+    #[test]
+    fn a_name_that_no_test_has_is_a_fault() {
+        let tests = ["a-0f", "b_c-1e"].map(|exe| Program { exe: exe.into(), folder: PathBuf::new() });
+        assert_eq!(called(&tests, &[]).unwrap().len(), 2);
+        assert!(called(&tests, &["b_c"]).unwrap()[0].is("b_c"));
+        assert_eq!(called(&tests, &["a", "c"]).err().unwrap().to_string(), "no test is called c");
     }
 
     #[test]
