@@ -9,7 +9,7 @@ use std::{
     fmt,
     num::NonZeroU64,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -47,7 +47,7 @@ pub(super) struct Gpu {
     /// Nanoseconds of a tick of timestamps, if the device has them.
     tick: Option<f32>,
     trouble: Arc<Trouble>,
-    pipelines: Mutex<HashMap<PipelineKey, Arc<Pipeline>>>,
+    pipelines: Arc<Mutex<HashMap<PipelineKey, Slot>>>,
     /// What is wrong on purpose.
     #[cfg(test)]
     fault: Mutex<Option<Fault>>,
@@ -65,6 +65,9 @@ pub(super) struct Fault {
 
 /// Kernel, variant, and the constants by name, their values as bits.
 type PipelineKey = (&'static str, Variant, Vec<(String, u64)>);
+
+/// A kernel once it is compiled. Whoever compiles it holds the lock, so that others wait for it instead of doing it too.
+type Slot = Arc<Mutex<Option<Arc<Pipeline>>>>;
 
 /// What has gone wrong and has not been told yet.
 #[derive(Default)]
@@ -95,22 +98,40 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Gpu {
-    /// Opens adapter number `adapter` of [`adapters`](super::adapters).
+    /// Adapter number `adapter` of [`adapters`](super::adapters) with all the pipelines that were made on it, as long as anything of
+    /// this process has it open; otherwise, and when it is lost, it is opened.
     ///
     /// # Errors
     /// [`Error::NoDevice`] when there is no such adapter, or when its driver refuses.
-    pub(super) fn open(adapter: usize) -> Result<Arc<Gpu>, Error> {
-        Self::open_limited(adapter, u64::MAX)
+    pub(super) fn shared(adapter: usize) -> Result<Arc<Gpu>, Error> {
+        static OPEN: Mutex<Vec<Weak<Gpu>>> = Mutex::new(Vec::new());
+        Self::shared_among(&OPEN, adapter)
     }
 
-    /// The same, with no buffer longer than `max_buffer` bytes.
+    fn shared_among(open: &Mutex<Vec<Weak<Gpu>>>, adapter: usize) -> Result<Arc<Gpu>, Error> {
+        let (raw, description) = find(adapter)?;
+        let mut open = lock(open);
+        let fit = |gpu: &Arc<Gpu>| gpu.adapter == description && lock(&gpu.trouble.lost).is_none();
+        if let Some(gpu) = open.iter().filter_map(Weak::upgrade).find(fit) {
+            return Ok(gpu);
+        }
+        let gpu = Self::open(&raw, description, u64::MAX)?;
+        open.retain(|gpu| gpu.strong_count() > 0);
+        open.push(Arc::downgrade(&gpu));
+        Ok(gpu)
+    }
+
+    /// A device that nothing else uses, with no buffer longer than `max_buffer` bytes.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open).
-    pub(super) fn open_limited(adapter: usize, max_buffer: u64) -> Result<Arc<Gpu>, Error> {
-        let Some((raw, description)) = each_adapter().nth(adapter) else {
-            return Err(Error::NoDevice { reason: format!("this machine has no adapter number {adapter}") });
-        };
+    /// Those of [`shared`](Self::shared).
+    #[cfg(test)]
+    pub(super) fn alone(adapter: usize, max_buffer: u64) -> Result<Arc<Gpu>, Error> {
+        let (raw, description) = find(adapter)?;
+        Self::open(&raw, description, max_buffer)
+    }
+
+    fn open(raw: &wgpu::Adapter, description: Adapter, max_buffer: u64) -> Result<Arc<Gpu>, Error> {
         let features = raw.features();
         let wanted = wgpu::Features::SUBGROUP | wgpu::Features::TIMESTAMP_QUERY;
         let limits = raw.limits();
@@ -149,7 +170,7 @@ impl Gpu {
         let variants = Variant::ALL.into_iter().filter(|variant| subgroups || !variant.subgroups).collect();
         let timestamps = features.contains(wgpu::Features::TIMESTAMP_QUERY);
         let tick = timestamps.then(|| queue.get_timestamp_period());
-        let pipelines = Mutex::default();
+        let pipelines = Arc::default();
         let max_buffer = max_buffer.min(limits.max_storage_buffer_binding_size).min(limits.max_buffer_size);
         Ok(Arc::new(Gpu {
             adapter: description,
@@ -291,8 +312,9 @@ impl Gpu {
         }
         let variant = kernel.reduced(variant);
         let values = constants.iter().map(|(name, value)| ((*name).to_owned(), value.to_bits())).collect();
-        let key = (kernel.name, variant, values);
-        if let Some(pipeline) = lock(&self.pipelines).get(&key) {
+        let slot = Arc::clone(lock(&self.pipelines).entry((kernel.name, variant, values)).or_default());
+        let mut compiled = lock(&slot);
+        if let Some(pipeline) = &*compiled {
             return Ok(Arc::clone(pipeline));
         }
         let made = self.scoped(wgpu::ErrorFilter::Internal, || {
@@ -302,7 +324,7 @@ impl Gpu {
             self.error(format!("kernel {}/{} does not compile: {reason}", kernel.name, variant.name()))
         })?;
         self.check()?;
-        Ok(Arc::clone(lock(&self.pipelines).entry(key).or_insert_with(|| Arc::new(pipeline))))
+        Ok(Arc::clone(compiled.insert(Arc::new(pipeline))))
     }
 
     fn compile(&self, kernel: &'static Kernel, variant: Variant, constants: &[(&str, f64)]) -> Pipeline {
@@ -435,6 +457,21 @@ impl Gpu {
         Ok(())
     }
 
+    /// The same device, with the pipelines made on it, to plant faults in that it does not have itself.
+    #[cfg(test)]
+    pub(super) fn faulty(&self) -> Arc<Gpu> {
+        Arc::new(Gpu {
+            adapter: self.adapter.clone(),
+            device: self.device.clone(),
+            queue: self.queue.clone(),
+            variants: self.variants.clone(),
+            trouble: Arc::clone(&self.trouble),
+            pipelines: Arc::clone(&self.pipelines),
+            fault: Mutex::default(),
+            ..*self
+        })
+    }
+
     /// Pipelines are wrong from now on.
     #[cfg(test)]
     pub(super) fn plant(&self, fault: Fault) {
@@ -464,9 +501,16 @@ pub(super) fn bytes_of(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The first device, or a note that a test is skipped. `SAMARA_NO_GPU` says that where this runs there is none.
+fn find(adapter: usize) -> Result<(wgpu::Adapter, Adapter), Error> {
+    let reason = || format!("this machine has no adapter number {adapter}");
+    each_adapter().nth(adapter).ok_or_else(|| Error::NoDevice { reason: reason() })
+}
+
+/// The first device, which stays open until the process ends, or a note that a test is skipped. `SAMARA_NO_GPU` says that where
+/// this runs there is none.
 #[cfg(test)]
 pub(super) fn any() -> Option<Arc<Gpu>> {
+    static KEPT: Mutex<Option<Arc<Gpu>>> = Mutex::new(None);
     if std::env::var_os("SAMARA_NO_GPU").is_some() {
         println!("skipped: optional: SAMARA_NO_GPU is set");
         return None;
@@ -477,7 +521,14 @@ pub(super) fn any() -> Option<Arc<Gpu>> {
         println!("skipped: {reason}");
         return None;
     }
-    Some(Gpu::open(0).expect("a device that is listed opens"))
+    let gpu = Gpu::shared(0).expect("a device that is listed opens");
+    Some(Arc::clone(lock(&KEPT).get_or_insert(gpu)))
+}
+
+/// The same for what breaks a device: one that no other test has.
+#[cfg(test)]
+pub(super) fn breakable() -> Option<Arc<Gpu>> {
+    any().map(|_| Gpu::alone(0, u64::MAX).expect("a device that is listed opens"))
 }
 
 #[cfg(test)]
@@ -486,13 +537,13 @@ mod tests {
 
     #[test]
     fn a_number_without_an_adapter_is_an_error() {
-        let error = Gpu::open(99).expect_err("hardly a hundred adapters");
+        let error = Gpu::shared(99).expect_err("hardly a hundred adapters");
         assert!(matches!(error, Error::NoDevice { .. }), "{error}");
     }
 
     #[test]
     fn a_lost_device_is_an_error_and_stays_one() {
-        let Some(gpu) = any() else { return };
+        let Some(gpu) = breakable() else { return };
         gpu.check().expect("sound");
         gpu.lose();
         for _ in 0..2 {
@@ -504,8 +555,25 @@ mod tests {
     }
 
     #[test]
+    fn an_open_device_is_shared_until_it_is_lost() {
+        if any().is_none() {
+            return;
+        }
+        let open = Mutex::default();
+        let shared = || Gpu::shared_among(&open, 0).expect("a device");
+        let first = shared();
+        assert!(Arc::ptr_eq(&first, &shared()));
+        first.lose();
+        let second = shared();
+        second.check().expect("sound");
+        assert!(!Arc::ptr_eq(&first, &second) && Arc::ptr_eq(&second, &shared()));
+        drop((first, second));
+        assert_eq!(lock(&open).iter().filter(|gpu| gpu.strong_count() > 0).count(), 0);
+    }
+
+    #[test]
     fn a_fault_that_no_scope_caught_is_told_once() {
-        let Some(gpu) = any() else { return };
+        let Some(gpu) = breakable() else { return };
         let _ = gpu.buffer("both", 16, wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::STORAGE);
         let error = gpu.check().expect_err("an invalid usage");
         assert!(error.to_string().contains("both"), "{error}");

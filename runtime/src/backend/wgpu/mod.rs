@@ -100,10 +100,11 @@ fn describe(adapter: &wgpu::Adapter, id: String) -> Adapter {
     }
 }
 
-/// The backend named `gpu` on the adapter of this index in [`adapters`]: opens its device.
+/// The backend named `gpu` on the adapter of this index in [`adapters`]. Its device is opened unless the process has it
+/// open: compiling kernels takes longer than anything else about a model.
 ///
 /// # Errors
 /// [`Error::NoDevice`] when there is no such adapter, or its driver refuses.
 pub(super) fn open(index: usize) -> Result<Box<dyn Backend>, Error> {
-    Ok(Box::new(backend::GpuBackend::new(device::Gpu::open(index)?)))
+    Ok(Box::new(backend::GpuBackend::new(device::Gpu::shared(index)?)))
 }

@@ -13,7 +13,7 @@ use samara_simd::Kernels;
 
 use super::{
     backend::GpuBackend,
-    device::{Fault, Gpu, any},
+    device::{Fault, Gpu, any, breakable},
     plan::Plan,
     segment::GpuSegment,
     weights::Split,
@@ -203,7 +203,7 @@ fn short_buffers_split_what_is_long() {
     if any().is_none() {
         return;
     }
-    let backend = GpuBackend::new(Gpu::open_limited(0, 500_000).expect("a device"));
+    let backend = GpuBackend::new(Gpu::alone(0, 500_000).expect("a device"));
     let limits = Limits { context: 128, kv: KvType::Bf16, ..LIMITS };
     let plan = Plan::new(&backend.gpu, &model, blocks, &limits).expect("fits");
     let split = |split: Split| split.buffers[0] != split.buffers[1] && split.per_split > 0;
@@ -213,7 +213,7 @@ fn short_buffers_split_what_is_long() {
     let mut segments = [compile(&backend, &model, blocks, &limits)];
     assert_close("split tensors", &logits(&model, &mut segments, &text(64), &[30, 1, 1, 1]));
 
-    let backend = GpuBackend::new(Gpu::open_limited(0, 200_000).expect("a device"));
+    let backend = GpuBackend::new(Gpu::alone(0, 200_000).expect("a device"));
     let error = make(&backend, &model, blocks, &limits).err().expect("too short");
     assert!(error.to_string().contains("two buffers hold"), "{error}");
     assert!(backend.footprint(&model, blocks, &limits).device > 1 << 60);
@@ -239,22 +239,23 @@ fn a_wrong_kernel_is_replaced_or_refused() {
     let model = tiny();
     let blocks = &model.architecture().blocks[..3];
     let all = Variant::ALL.to_vec();
+    let Some(gpu) = any().map(|gpu| gpu.faulty()) else { return };
     for (kernel, constant, value) in [
         ("attention", "WINDOW", 3.0),
         ("experts_out", "DOWN_AT", 0.0),
         ("attention_prefill", "WINDOW", 3.0),
         ("embed", "PER_SPLIT", 64.0),
     ] {
-        let Some(backend) = gpu() else { return };
-        backend.gpu.plant(Fault { kernel, constant, value, variants: all.clone() });
+        let backend = GpuBackend::new(Arc::clone(&gpu));
+        gpu.plant(Fault { kernel, constant, value, variants: all.clone() });
         let error = make(&backend, &model, blocks, &LIMITS).err().expect("wrong in every variant");
         let text = error.to_string();
         assert!(matches!(error, Error::DeviceFault { .. }), "{kernel}: {text}");
         assert!(text.contains(kernel) && text.contains(&backend.gpu.name()), "{kernel}: {text}");
     }
-    let Some(backend) = gpu() else { return };
-    let best = *backend.gpu.variants().last().expect("one at least");
-    backend.gpu.plant(Fault { kernel: "norm_gemv", constant: "EPS", value: 1.0, variants: vec![best] });
+    let backend = GpuBackend::new(Arc::clone(&gpu));
+    let best = *gpu.variants().last().expect("one at least");
+    gpu.plant(Fault { kernel: "norm_gemv", constant: "EPS", value: 1.0, variants: vec![best] });
     let segment = make(&backend, &model, blocks, &LIMITS).expect("another variant is right");
     let [notice] = segment.notices.as_slice() else { panic!("{:?}", segment.notices) };
     assert!(notice.contains("norm_gemv") && notice.contains(best.name()), "{notice}");
@@ -264,10 +265,11 @@ fn a_wrong_kernel_is_replaced_or_refused() {
 fn the_fastest_right_variant_is_measured() {
     let model = tiny();
     let blocks = &model.architecture().blocks;
+    let Some(gpu) = any().map(|gpu| gpu.faulty()) else { return };
     for (block, kernel, constant, value) in
         [(&blocks[1], "experts_in", "UP_AT", 0.0), (&blocks[9], "head", "EPS", 1.0)]
     {
-        let Some(backend) = gpu() else { return };
+        let backend = GpuBackend::new(Arc::clone(&gpu));
         let supported = backend.supports(block).expect("supported");
         let best = *backend.gpu.variants().last().expect("one at least");
         // With a fault in one variant, another is chosen.
@@ -316,7 +318,7 @@ fn what_is_not_a_number_is_an_error() {
 #[test]
 fn a_lost_device_is_an_error_of_each_step() {
     let model = tiny();
-    let Some(backend) = gpu() else { return };
+    let Some(backend) = breakable().map(GpuBackend::new) else { return };
     let mut segment = make(&backend, &model, &model.architecture().blocks, &LIMITS).expect("compiles");
     let mut io = io(&model, &LIMITS);
     let sequence = Sequence { slot: 0, position: 0, tokens: &[1], logits: Logits::Last };
