@@ -9,7 +9,7 @@
 //! of each cluster, so a score bounds its logits from above. A cluster whose bound is below the k-th largest logit computed
 //! is left out rightly; others are read, and the bound is looked at again.
 
-use std::{cmp::Ordering, fmt, str::FromStr};
+use std::{fmt, str::FromStr};
 
 use crate::{error::Error, model::Model, spec::FlashSpec};
 
@@ -211,17 +211,36 @@ impl Clusters {
     }
 }
 
-/// Puts the `n` clusters of largest `keys` first in `order`, ascending by index; of equal keys the lower index is taken. `order` holds
-/// indices of `keys`.
-pub(crate) fn take_best<K: Copy + PartialOrd>(keys: &[K], order: &mut [u32], n: usize) {
-    let by_rank = |a: &u32, b: &u32| {
-        let larger = keys[*b as usize].partial_cmp(&keys[*a as usize]).unwrap_or(Ordering::Equal);
-        larger.then(a.cmp(b))
-    };
+/// A cluster and what it is ranked by, as a number: larger keys are larger, and of equal keys the lower index is. Sorting and
+/// selecting numbers takes no branches.
+fn ranked(key: f32, index: u32) -> u64 {
+    u64::from(ordered(key)) << 32 | u64::from(!index)
+}
+
+/// The cluster.
+fn index_of(ranked: u64) -> u32 {
+    !(ranked as u32)
+}
+
+/// Whether its key is at least `key`.
+fn reaches(ranked: u64, key: f32) -> bool {
+    (ranked >> 32) as u32 >= ordered(key)
+}
+
+/// Bits that compare as the numbers do; NaN without a sign is above all.
+fn ordered(x: f32) -> u32 {
+    let bits = x.to_bits();
+    if bits >> 31 == 0 { bits | 1 << 31 } else { !bits }
+}
+
+/// Puts the `n` largest first, and their clusters in `list`, ascending.
+fn take_best(order: &mut [u64], n: usize, list: &mut Vec<u32>) {
     if n > 0 && n < order.len() {
-        order.select_nth_unstable_by(n - 1, by_rank);
+        order.select_nth_unstable_by(n - 1, |a, b| b.cmp(a));
     }
-    order[..n].sort_unstable();
+    list.clear();
+    list.extend(order[..n].iter().map(|ranked| index_of(*ranked)));
+    list.sort_unstable();
 }
 
 /// Which clusters are read for one token, and what it takes to find out; used again for the next.
@@ -229,10 +248,10 @@ pub(crate) fn take_best<K: Copy + PartialOrd>(keys: &[K], order: &mut [u32], n: 
 pub(crate) struct Search {
     /// Score of each cluster's centroid, f32 as a kernel computes it.
     pub(crate) scores: Vec<f32>,
-    /// What clusters are ranked by: scores, or bounds.
-    keys: Vec<f64>,
-    /// Clusters; those read come first.
-    order: Vec<u32>,
+    /// Clusters ranked by score or bound; those read come first.
+    order: Vec<u64>,
+    /// Clusters to be read.
+    list: Vec<u32>,
 }
 
 /// How a search ended.
@@ -246,11 +265,8 @@ pub(crate) struct Found {
 
 impl Search {
     pub(crate) fn new(n_clusters: usize) -> Self {
-        Search {
-            scores: vec![0.0; n_clusters],
-            keys: Vec::with_capacity(n_clusters),
-            order: Vec::with_capacity(n_clusters),
-        }
+        let (order, list) = (Vec::with_capacity(n_clusters), Vec::with_capacity(n_clusters));
+        Search { scores: vec![0.0; n_clusters], order, list }
     }
 
     /// Chooses clusters by `self.scores` and has `read` compute the logits of their rows. `read` is called with clusters that it
@@ -263,43 +279,43 @@ impl Search {
         length: f64,
         mut read: impl FnMut(&[u32]) -> f32,
     ) -> Found {
-        let Search { scores, keys, order } = self;
+        let Search { scores, order, list } = self;
         let certified = mode.kind == HeadKind::Certified;
         let rounding = rounding(clusters.spec.centroids.cols);
-        keys.clear();
+        order.clear();
         if certified {
             // What is read anyway if it may hold one of the largest logits comes first.
             let bounds = clusters.bounds.iter().zip(&*scores);
-            keys.extend(bounds.map(|(bound, score)| bound.of(*score, length, rounding)));
+            let bounds = bounds.map(|(bound, score)| bound.of(*score, length, rounding));
+            // To f32, and not below.
+            order.extend(bounds.zip(0..).map(|(bound, index)| ranked((bound as f32).next_up(), index)));
         } else {
-            keys.extend(scores.iter().map(|score| f64::from(*score)));
+            order.extend(scores.iter().zip(0..).map(|(score, index)| ranked(*score, index)));
         }
-        order.clear();
-        order.extend(0..scores.len() as u32);
-        take_best(keys, order, mode.n_probes);
+        take_best(order, mode.n_probes, list);
         let (mut n_read, mut at_once) = (mode.n_probes, true);
-        let mut reached = read(&order[..n_read]);
+        let mut reached = read(list);
         if !certified {
             return Found { n_read, at_once: false };
         }
         loop {
             let rest = &mut order[n_read..];
-            let open = partition(rest, |cluster| keys[cluster as usize] >= f64::from(reached));
+            let open = partition(rest, |cluster| reaches(cluster, reached));
             if open == 0 {
                 return Found { n_read, at_once };
             }
             at_once = false;
             // As many again as so far: what they hold may close the others. Most of all are read faster in one go.
             let n = if 2 * open > scores.len() { open } else { open.min(n_read) };
-            take_best(keys, &mut rest[..open], n);
-            reached = read(&rest[..n]);
+            take_best(&mut rest[..open], n, list);
+            reached = read(list);
             n_read += n;
         }
     }
 }
 
 /// Puts what `first` is true of first; how many that are.
-fn partition(order: &mut [u32], first: impl Fn(u32) -> bool) -> usize {
+fn partition(order: &mut [u64], first: impl Fn(u64) -> bool) -> usize {
     let mut n = 0;
     for i in 0..order.len() {
         if first(order[i]) {
@@ -316,13 +332,16 @@ mod tests {
 
     #[test]
     fn the_best_come_first_and_ties_go_to_the_lower_index() {
-        let keys = [1.0, 5.0, 3.0, 5.0, 5.0, -1.0];
-        for (n, wanted) in [(1, vec![1]), (2, vec![1, 3]), (4, vec![1, 2, 3, 4]), (6, vec![0, 1, 2, 3, 4, 5])]
+        let keys = [1.0, 5.0, -3.0, 5.0, 5.0, f32::NEG_INFINITY];
+        for (n, wanted) in [(1, vec![1]), (2, vec![1, 3]), (4, vec![0, 1, 3, 4]), (6, vec![0, 1, 2, 3, 4, 5])]
         {
-            let mut order: Vec<u32> = (0..6).rev().collect();
-            take_best(&keys, &mut order, n);
-            assert_eq!(order[..n], wanted, "{n}");
+            let mut order: Vec<u64> = (0..6).rev().map(|i| ranked(keys[i as usize], i)).collect();
+            let mut list = Vec::new();
+            take_best(&mut order, n, &mut list);
+            assert_eq!(list, wanted, "{n}");
         }
+        let of = |key: f32| keys.iter().filter(|k| reaches(ranked(**k, 7), key)).count();
+        assert_eq!([5.1, 5.0, -0.0, -3.0, f32::NEG_INFINITY].map(of), [0, 3, 4, 5, 6]);
     }
 
     #[test]

@@ -432,19 +432,29 @@ fn rank(candidates: &mut [Candidate], n: usize) {
 
 /// The largest logit, of equal ones the lowest id.
 fn largest(logits: &[f32]) -> Result<Candidate, SampleError> {
-    let mut best = Candidate { id: 0, logit: f32::NEG_INFINITY, weight: 0.0 };
-    for (index, &logit) in logits.iter().enumerate() {
-        if logit.is_nan() || logit == f32::INFINITY {
-            return Err(SampleError::BadLogit { id: index, value: logit });
-        }
-        if logit > best.logit {
-            best = Candidate { id: index as u32, logit, weight: 1.0 };
-        }
+    // As integers that compare as the numbers do, so that the compiler makes vectors of it. NaN is beyond an infinity.
+    let key = |logit: &f32| {
+        let bits = logit.to_bits().cast_signed();
+        bits ^ ((bits >> 31) & i32::MAX)
+    };
+    let (least, most) = logits
+        .iter()
+        .map(key)
+        .fold((i32::MAX, i32::MIN), |(least, most), key| (least.min(key), most.max(key)));
+    let bad = |logit: &f32| logit.is_nan() || *logit == f32::INFINITY;
+    if (least < key(&f32::NEG_INFINITY) || most >= key(&f32::INFINITY))
+        && let Some(id) = logits.iter().position(bad)
+    {
+        return Err(SampleError::BadLogit { id, value: logits[id] });
     }
-    if best.logit == f32::NEG_INFINITY {
-        return Err(SampleError::NothingLeft { vocab_size: logits.len() });
+    let best = f32::from_bits((most ^ ((most >> 31) & i32::MAX)).cast_unsigned());
+    // Equal to it as numbers are: 0 and -0 tie.
+    match logits.iter().position(|logit| *logit == best) {
+        Some(id) if best > f32::NEG_INFINITY => {
+            Ok(Candidate { id: id as u32, logit: logits[id], weight: 1.0 })
+        }
+        _ => Err(SampleError::NothingLeft { vocab_size: logits.len() }),
     }
-    Ok(best)
 }
 
 /// A value that at least `k` logits reach, close to the k-th largest: the k-th largest of the blocks' maxima.

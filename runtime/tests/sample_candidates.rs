@@ -47,6 +47,39 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn the_largest_logits_decide(
+        logits in prop::collection::vec(prop_oneof![(-20i8..20).prop_map(|x| f32::from(x) / 4.0), -30.0f32..30.0], 50..120),
+        temperature in prop_oneof![Just(0.0f32), Just(1.0)],
+        top_k in 1usize..8,
+        repetition_penalty in prop_oneof![Just(1.0f32), 0.8f32..2.0],
+        presence_penalty in prop_oneof![Just(0.0f32), -1.0f32..3.0],
+        frequency_penalty in prop_oneof![Just(0.0f32), 0.0f32..3.0],
+        repeat_window in prop_oneof![Just(None), (0usize..8).prop_map(Some)],
+        bias in prop_oneof![Just(None), (0u32..50, -20.0f32..0.0).prop_map(Some)],
+        history in prop::collection::vec(0u32..50, 0..12),
+        seed: u64,
+    ) {
+        let spec = SamplerSpec {
+            temperature, top_k, repetition_penalty, presence_penalty, frequency_penalty, repeat_window, seed,
+            logit_bias: bias.into_iter().collect(),
+            ..SamplerSpec::default()
+        };
+        let (mut all, mut few) = (Sampler::new(spec.clone()).unwrap(), Sampler::new(spec).unwrap());
+        let top = all.top_of(logits.len(), history.len());
+        // What ranks below is left out.
+        let mut largest = vec![f32::NEG_INFINITY; logits.len()];
+        ranked(&logits, top).into_iter().for_each(|(id, logit)| largest[id as usize] = logit);
+        for _ in 0..4 {
+            let want = all.sample(&mut logits.clone(), &history).unwrap();
+            prop_assert_eq!(few.sample(&mut largest.clone(), &history).unwrap(), want, "of {}", top);
+        }
+    }
+}
+
 /// The comparison above is able to fail: one candidate too few is another distribution.
 #[test]
 fn a_missing_candidate_is_seen() {

@@ -106,7 +106,9 @@ fn a_wrong_bound_is_caught() {
     let radius = with_bounds(|i, value| *value = if i % BOUND_WORDS == 2 { 0.0 } else { *value });
     assert!(wrong(&radius, Device::Cpu, 1, 1) > 0, "no radius");
     let range = with_bounds(|i, value| *value = if i % BOUND_WORDS == 0 { -10.0 } else { value.min(-11.0) });
-    let engine = Engine::new(range, &EngineOptions { head: HeadKind::Certified, ..EngineOptions::default() });
+    let options =
+        EngineOptions { device: Device::Cpu, head: HeadKind::Certified, ..EngineOptions::default() };
+    let engine = Engine::new(range, &options);
     assert!(matches!(engine, Err(Error::HeadBounds { cluster: 0, .. })), "{:?}", engine.err());
 }
 

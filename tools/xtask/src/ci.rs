@@ -280,7 +280,10 @@ fn windows(checks: &mut Checks) -> Result<()> {
     if let Some(screen) = checks.tallies.wanted(name, screen)? {
         let gpu = tests.iter().find(|program| program.is("gpu")).context("there is no test called gpu")?;
         commands.push(wine.stop());
-        commands.push(gpu.command(&[screen, Path::new("-a"), &wine.program], &["gpu_is_close"]));
+        let mut close = gpu.command(&[screen, Path::new("-a"), &wine.program], &["gpu_is_close"]);
+        // The longest sequences are run natively, by the same kernels.
+        close.env("SAMARA_EMULATED", "1");
+        commands.push(close);
     }
     commands.iter_mut().for_each(|command| wine.set_up(command));
     checks.runs.add(name, commands, wine)
