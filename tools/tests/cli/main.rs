@@ -10,6 +10,7 @@ mod console;
 mod conversion;
 mod cpu_floor;
 mod damage;
+mod heads;
 mod interruption;
 #[cfg(target_os = "linux")]
 mod machine;
