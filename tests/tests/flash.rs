@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use samara_format::Access;
+use samara_format::{Access, Metadata};
 use samara_runtime::{
     Device, Engine, EngineOptions, Error, HeadKind, Model, ReasoningSplit, Request, Sampler, SamplerSpec,
     Session, argmax, generate,
@@ -232,6 +232,14 @@ fn heads_that_cannot_be_had_are_refused() {
     check(Fixture::Stress, HeadKind::Certified, None, "--flash-head build");
     check(Fixture::Tiny, HeadKind::Flash, Some(0), "from 1 to 128");
     check(Fixture::Tiny, HeadKind::Certified, Some(129), "--probes 129");
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("later.samara");
+    let later = |metadata: &mut Metadata| drop(metadata.insert("flash.bound", 2u64));
+    rewrite(model(Fixture::Tiny).file(), &path, |metadata, _| later(metadata), |_, _| {});
+    let later = Arc::new(Model::open(&path, Access::Read).expect("opens"));
+    let options =
+        EngineOptions { device: Device::Cpu, head: HeadKind::Certified, ..EngineOptions::default() };
+    assert!(matches!(Engine::new(later, &options), Err(Error::NoCertificate)), "bounds of a later version");
     let nan = with_bounds(|i, value| *value = if i == 6 * 17 + 4 { f32::NAN } else { *value });
     let options = |head| EngineOptions { device: Device::Cpu, head, context: 64, ..EngineOptions::default() };
     let error = Engine::new(Arc::clone(&nan), &options(HeadKind::Certified)).err();

@@ -54,6 +54,10 @@ fn metadata_that_contradicts_itself_is_named() {
         ("model.window", Value::U64(0), "model.window"),
         ("model.norm_topk", Value::U64(1), "model.norm_topk"),
         ("tokenizer.stop_ids", Value::U64s(vec![1 << 40]), "tokenizer.stop_ids"),
+        ("flash.n_clusters", Value::U64(127), "127 clusters of 32 for 4096 tokens"),
+        ("flash.cluster_size", Value::U64(0), "flash.cluster_size"),
+        ("flash.n_probes", Value::U64(129), "129 of 128 clusters"),
+        ("flash.force_tokens", Value::U64s(vec![3990, 4096]), "4096 is not below vocab_size"),
     ] {
         let text = message(open(set(key, value.clone()), unpatched));
         assert!(text.contains(expected), "{key} = {value:?}: {text}");
