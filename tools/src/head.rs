@@ -1,19 +1,73 @@
-//! How a head that leaves rows out compares with the exact one: what `samara ppl` and `samara bench` say of it.
+//! Heads that leave rows out: what they read, and how they compare with the exact one.
 
 use samara_runtime::{Engine, HeadAgreement, HeadCounts, HeadKind, HeadMode};
 use serde_json::{Value, json};
 
-/// Of the engine's head, over some positions.
+/// What a head has read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HeadReport {
+pub(crate) struct HeadReads {
     mode: HeadMode,
-    /// Logits that matter.
-    top_k: usize,
-    agreement: HeadAgreement,
-    /// What was read for these positions.
     counts: HeadCounts,
     /// Bytes of the exact head.
     exact_bytes: u64,
+}
+
+impl HeadReads {
+    /// Of all tokens so far; `None` of the exact head.
+    pub(crate) fn of(engine: &mut Engine) -> Option<Self> {
+        let mode = engine.limits().head;
+        let counts = engine.head_counts()?;
+        let exact_bytes = engine.model().head_bytes();
+        (mode.kind != HeadKind::Exact).then_some(HeadReads { mode, counts, exact_bytes })
+    }
+
+    /// What came after `before`.
+    pub(crate) fn since(self, before: Self) -> Self {
+        HeadReads { counts: self.counts.minus(before.counts), ..self }
+    }
+
+    /// Bytes a token; 0 before the first.
+    pub(crate) fn bytes(&self) -> f64 {
+        self.counts.bytes as f64 / self.counts.tokens.max(1) as f64
+    }
+
+    /// Share of the tokens that the clusters read at first proved; `None` of a head that proves nothing.
+    fn certified(&self) -> Option<f64> {
+        let share = self.counts.certified as f64 / self.counts.tokens.max(1) as f64;
+        (self.mode.kind == HeadKind::Certified).then_some(share)
+    }
+
+    pub(crate) fn to_json(self) -> Value {
+        json!({
+            "mode": self.mode.kind.name(),
+            "n_probes": self.mode.n_probes,
+            "certified_share": self.certified(),
+            "bytes_per_token": self.bytes(),
+            "share_of_exact_bytes": self.bytes() / self.exact_bytes as f64,
+        })
+    }
+
+    pub(crate) fn to_text(self) -> String {
+        let certified = self.certified().map_or(String::new(), |share| {
+            format!(", and the first clusters were enough for {:.2} % of the tokens", 100.0 * share)
+        });
+        format!(
+            "{} head with {} probes: {:.0} bytes a token, {:.1} % of the exact head's{certified}",
+            self.mode.kind,
+            self.mode.n_probes,
+            self.bytes(),
+            100.0 * self.bytes() / self.exact_bytes as f64
+        )
+    }
+}
+
+/// How the engine's head compares with the exact one, over some positions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadReport {
+    /// Logits that matter.
+    top_k: usize,
+    agreement: HeadAgreement,
+    reads: HeadReads,
 }
 
 impl HeadReport {
@@ -24,15 +78,11 @@ impl HeadReport {
         top_k: usize,
         run: impl FnOnce(&mut Engine, &mut HeadAgreement) -> anyhow::Result<()>,
     ) -> anyhow::Result<Option<Self>> {
-        let mode = engine.limits().head;
-        if mode.kind == HeadKind::Exact {
-            return Ok(None);
-        }
-        let before = engine.head_counts().unwrap_or_default();
+        let Some(before) = HeadReads::of(engine) else { return Ok(None) };
         let mut agreement = HeadAgreement::default();
         run(engine, &mut agreement)?;
-        let counts = engine.head_counts().unwrap_or_default().minus(before);
-        Ok(Some(HeadReport { mode, top_k, agreement, counts, exact_bytes: engine.model().head_bytes() }))
+        let reads = HeadReads::of(engine).map(|after| after.since(before));
+        Ok(reads.map(|reads| HeadReport { top_k, agreement, reads }))
     }
 
     /// `of` for each position.
@@ -40,50 +90,29 @@ impl HeadReport {
         of / self.agreement.positions.max(1) as f64
     }
 
-    fn bytes(&self) -> f64 {
-        self.mean(self.counts.bytes as f64)
-    }
-
-    /// `None` of a head that proves nothing.
-    fn certified(&self) -> Option<f64> {
-        (self.mode.kind == HeadKind::Certified).then(|| self.mean(self.counts.certified as f64))
-    }
-
     pub(crate) fn to_json(self) -> Value {
         let HeadAgreement { positions, same_argmax, in_top, mass_outside, kl } = self.agreement;
-        json!({
-            "mode": self.mode.kind.name(),
-            "n_probes": self.mode.n_probes,
-            "top_k": self.top_k,
-            "positions": positions,
-            "argmax_agreement": self.mean(same_argmax as f64),
-            "top20_overlap": self.mean(in_top as f64 / HeadAgreement::TOP as f64),
-            "mass_outside": self.mean(mass_outside),
-            "kl_mean": self.mean(kl),
-            "certified_share": self.certified(),
-            "bytes_per_token": self.bytes(),
-            "share_of_exact_bytes": self.bytes() / self.exact_bytes as f64,
-        })
+        let mut object = self.reads.to_json();
+        object["top_k"] = json!(self.top_k);
+        object["positions"] = json!(positions);
+        object["argmax_agreement"] = json!(self.mean(same_argmax as f64));
+        object["top20_overlap"] = json!(self.mean(in_top as f64 / HeadAgreement::TOP as f64));
+        object["mass_outside"] = json!(self.mean(mass_outside));
+        object["kl_mean"] = json!(self.mean(kl));
+        object
     }
 
     pub(crate) fn to_text(self) -> String {
         let HeadAgreement { positions, same_argmax, in_top, mass_outside, kl } = self.agreement;
-        let percent = |of: f64| 100.0 * self.mean(of);
-        let certified = match self.certified() {
-            Some(share) => format!("; the {} largest proven at once {:.2} %", self.top_k, 100.0 * share),
-            None => String::new(),
-        };
         format!(
-            "{}, {} probes: same likeliest token {:.2} %, top 20 shared {:.2} %, probability left out {:.2e}, KL {:.2e} \
-             nats; {:.0} bytes a token, {:.1} % of the exact head's{certified}; {positions} positions",
-            self.mode.kind,
-            self.mode.n_probes,
-            percent(same_argmax as f64),
-            percent(in_top as f64 / HeadAgreement::TOP as f64),
+            "{}; top {} asked for; of {positions} positions {:.2} % have the exact head's likeliest token, {:.2} % of its top 20 \
+             are shared; probability left out {:.2e}, KL {:.2e} nats",
+            self.reads.to_text(),
+            self.top_k,
+            100.0 * self.mean(same_argmax as f64),
+            100.0 * self.mean(in_top as f64 / HeadAgreement::TOP as f64),
             self.mean(mass_outside),
             self.mean(kl),
-            self.bytes(),
-            100.0 * self.bytes() / self.exact_bytes as f64,
         )
     }
 }

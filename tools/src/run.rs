@@ -13,6 +13,7 @@ use crate::{
     chat,
     cli::{Run, Sampling},
     failure::Failure,
+    head::HeadReads,
     interrupt::{self, CANCEL},
     load,
     output::{self, Printer, note},
@@ -194,6 +195,7 @@ fn once(speaker: &mut Speaker, args: &Run, text: String) -> Result<()> {
     }
     if !args.quiet && !args.json {
         note(&summary(&reply.outcome, speaker.engine.limits().context));
+        HeadReads::of(&mut speaker.engine).iter().for_each(|reads| note(&reads.to_text()));
     }
     match reply.outcome.finish {
         Finish::Cancelled => Err(Failure::Interrupted.into()),
@@ -226,7 +228,7 @@ fn rate(tokens: usize, seconds: f64) -> Option<f64> {
     (seconds > 0.0 && tokens > 0).then(|| tokens as f64 / seconds)
 }
 
-fn reply_json(speaker: &Speaker, reply: &Reply) -> serde_json::Value {
+fn reply_json(speaker: &mut Speaker, reply: &Reply) -> serde_json::Value {
     let Reply { reasoning, answer, n_prompt, outcome } = reply;
     let (prefill, decode) = (outcome.prefill_time.as_secs_f64(), outcome.decode_time.as_secs_f64());
     json!({
@@ -238,6 +240,7 @@ fn reply_json(speaker: &Speaker, reply: &Reply) -> serde_json::Value {
         "token_ids": outcome.tokens,
         "seed": speaker.sampler.spec().seed,
         "kernels": load::kernel_names(speaker.engine.placements()),
+        "head": HeadReads::of(&mut speaker.engine).map(HeadReads::to_json),
         "timings": {
             "load_seconds": speaker.load_seconds,
             "prefill_seconds": prefill,

@@ -21,7 +21,7 @@ use self::{
 use crate::{
     cli::{Bench, Format},
     failure::Failure,
-    head::HeadReport,
+    head::{HeadReads, HeadReport},
     load::{self, Wants},
     machine::Machine,
     output::{json as print_json, line},
@@ -109,7 +109,7 @@ fn measure(engine: &mut Engine, args: &Bench) -> Result<Runs> {
     measure_bandwidth(engine, args, &mut bandwidth, &mut device_bandwidth)?;
     let (mut prefill, mut decode, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
     let (mut prefill_bytes, mut asked) = (None, None);
-    let head_before = engine.head_counts();
+    let head_before = HeadReads::of(engine);
     for _ in 0..args.repetitions {
         let pass = pass(engine, depth, &prompt, n_decode, false)?;
         if n_prompt > 0 {
@@ -122,7 +122,10 @@ fn measure(engine: &mut Engine, args: &Bench) -> Result<Runs> {
         hashes.push(pass.logits_hash);
         asked = pass.asked;
     }
-    let head_counts = head_before.zip(engine.head_counts()).map(|(before, after)| after.minus(before));
+    let head_bytes = head_before
+        .zip(HeadReads::of(engine))
+        .filter(|_| n_decode > 0)
+        .map(|(before, after)| after.since(before).bytes());
     measure_bandwidth(engine, args, &mut bandwidth, &mut device_bandwidth)?;
     let head = if n_decode > 0 { compare_head(engine, depth, &prompt, n_decode)? } else { None };
     let profile = if args.profile {
@@ -150,7 +153,7 @@ fn measure(engine: &mut Engine, args: &Bench) -> Result<Runs> {
         device_bandwidth,
         submissions: per_token(|asked| asked.submissions),
         dispatches: per_token(|asked| asked.dispatches),
-        head_bytes: head_counts.filter(|counts| counts.tokens > 0).map(|c| c.bytes as f64 / c.tokens as f64),
+        head_bytes,
         head,
         profile,
         logits_hash,

@@ -26,6 +26,9 @@ fn a_certified_answer_is_the_exact_one() {
     }
     let flash = answer(tiny(), &["--temp", "0", "--head", "flash"]);
     assert!(flash.out.starts_with("462 + 520"), "{}", flash.out);
+    let record = answer(tiny(), &["--temp", "0", "--head", "certified", "--probes", "128", "--json"]).json();
+    assert_eq!(record["head"]["certified_share"], 1.0, "{record}");
+    assert!(answer(tiny(), &["--json"]).json()["head"].is_null());
 }
 
 #[test]
@@ -57,7 +60,7 @@ fn ppl_and_bench_compare_a_head_with_the_exact_one() {
     assert!(number(&flash["mass_outside"]) > 0.0 && number(&flash["kl_mean"]) > 0.0, "{flash}");
     assert!(number(&flash["bytes_per_token"]) < number(&one["bytes_per_token"]), "{flash}");
     let shown = run(["ppl", plain(tiny()), "--file", plain(&text), "--head", "flash"]).expect(0);
-    assert!(shown.out.contains("flash, 14 probes: same likeliest token"), "{}", shown.out);
+    assert!(shown.out.contains("flash head with 14 probes: 93440 bytes a token, 14.3 %"), "{}", shown.out);
 
     let bench = |head: &str| {
         let args =

@@ -8,6 +8,7 @@ use samara_simd::{
 
 use crate::{
     backend::{Limits, Step},
+    flash::HeadKind,
     spec::{BlockSpec, HeadSpec, LayerSpec, RopeSpec},
 };
 
@@ -76,7 +77,7 @@ impl Sizes {
         self.n_kv_heads * parts * attention_state_len(self.group, self.head_dim)
     }
 
-    /// Bytes [`Scratch::new`] and the head's row list allocate; norms and other short lists are left out.
+    /// Bytes [`Scratch::new`] and the head's lists of rows allocate; norms and other short lists are left out.
     pub(super) fn bytes(&self, limits: &Limits) -> u64 {
         let Sizes { hidden, qkv, q, head_dim, n_kv_heads: _, group, n_experts, n_used, expert, rope, vocab } =
             *self;
@@ -93,8 +94,10 @@ impl Sizes {
                 + 2 * state)
             + PAIRS * (4 + act(expert));
         let logit_rows = limits.max_logit_rows.min(LOGIT_ROWS);
+        // Where a token's row is; what token a row has, and logits to be ranked.
+        let lists = if limits.head.kind == HeadKind::Exact { 1 } else { 3 };
         let fixed = n_used * (act(expert) + 4 * expert)
-            + 4 * (self.states(limits.context) + (logit_rows + 1) * vocab);
+            + 4 * (self.states(limits.context) + (logit_rows + lists) * vocab);
         (limits.max_batch * (per_token + n_used * per_pair) + limits.threads * per_worker + fixed) as u64
     }
 }
