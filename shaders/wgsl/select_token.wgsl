@@ -5,11 +5,8 @@
 // their ranks counted. When more are gathered than there is room for, or a logit is NaN or infinite, the status says so and the host
 // looks at it.
 
-// use bits
-// use reduce
+// use floor
 
-// Logits.
-override ROWS: u32 = 151936u;
 // Steps that `uniforms` and `results` hold.
 override RING: u32 = 64u;
 // Whether row r of the head is token token_map[r]; else token r.
@@ -41,14 +38,7 @@ const MAX_CANDIDATES: u32 = 512u;
 const NOT_A_NUMBER: u32 = 0xffffffffu;
 const TOO_MANY: u32 = 0xfffffffeu;
 const PLUS_INFINITY_KEY: u32 = 0xff800000u;
-const MINUS_INFINITY_KEY: u32 = 0x007fffffu;
 
-override N_BLOCKS: u32 = (ROWS + 31u) / 32u;
-// Of few blocks there may be fewer than top_k that matter; then groups are of logits.
-override BY_LOGITS: bool = ROWS <= 16384u;
-
-var<workgroup> group_keys: array<vec4<u32>, 64>;
-var<workgroup> floor_key: u32;
 var<workgroup> n_blocks: atomic<u32>;
 var<workgroup> blocks: array<u32, 512>;
 var<workgroup> n_found: atomic<u32>;
@@ -60,51 +50,6 @@ var<workgroup> weights: array<f32, 64>;
 var<workgroup> n_kept: atomic<u32>;
 var<workgroup> n_passed: atomic<u32>;
 var<workgroup> n_possible: atomic<u32>;
-
-fn put_group(i: u32, key: u32) {
-    switch i % 4u {
-        case 0u: { group_keys[i / 4u].x = key; }
-        case 1u: { group_keys[i / 4u].y = key; }
-        case 2u: { group_keys[i / 4u].z = key; }
-        default: { group_keys[i / 4u].w = key; }
-    }
-}
-
-// Writes a key that at least `top` logits reach to floor_key; all of them reach 0.
-fn find_floor(top: u32, local: u32) {
-    var own = 0u;
-    if BY_LOGITS {
-        for (var i = local; i < ROWS; i += 256u) {
-            own = max(own, order_key(logits[i]));
-        }
-    } else {
-        for (var i = local; i < N_BLOCKS; i += 256u) {
-            own = max(own, maxima[i]);
-        }
-    }
-    put_group(local, own);
-    if local == 0u {
-        floor_key = 0u;
-        atomicStore(&n_blocks, 0u);
-        atomicStore(&n_found, 0u);
-        atomicStore(&n_kept, 0u);
-        atomicStore(&n_passed, 0u);
-        atomicStore(&n_possible, 0u);
-    }
-    workgroupBarrier();
-    var rank = 0u;
-    for (var i = 0u; i < 64u; i++) {
-        let other = group_keys[i];
-        let before = vec4(4u * i, 4u * i + 1u, 4u * i + 2u, 4u * i + 3u) < vec4(local);
-        let ahead = (other > vec4(own)) | ((other == vec4(own)) & before);
-        let ones = select(vec4(0u), vec4(1u), ahead);
-        rank += (ones.x + ones.y) + (ones.z + ones.w);
-    }
-    if rank == top - 1u {
-        floor_key = own;
-    }
-    workgroupBarrier();
-}
 
 // A logit of a block, if it reaches the floor.
 fn gather(block: u32, lane: u32) {
@@ -193,9 +138,16 @@ fn drawn(n: u32, step: u32, local: u32) -> u32 {
 fn select_token(@builtin(local_invocation_index) local: u32) {
     let top = clamp(draw[1], 1u, MAX_TOP);
     let row = rows[0];
+    if local == 0u {
+        atomicStore(&n_blocks, 0u);
+        atomicStore(&n_found, 0u);
+        atomicStore(&n_kept, 0u);
+        atomicStore(&n_passed, 0u);
+        atomicStore(&n_possible, 0u);
+    }
     find_floor(top, local);
     for (var i = local; i < N_BLOCKS; i += 256u) {
-        if maxima[i] >= floor_key {
+        if maxima[i] >= floor_key && maxima[i] > MINUS_INFINITY_KEY {
             let at = atomicAdd(&n_blocks, 1u);
             if at < MAX_BLOCKS {
                 blocks[at] = i;

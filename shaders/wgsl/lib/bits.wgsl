@@ -55,6 +55,9 @@ fn order_key(x: f32) -> u32 {
     return bits ^ select(0x80000000u, 0xffffffffu, (bits >> 31u) == 1u);
 }
 
+// The key of -infinity: all others are above it.
+const MINUS_INFINITY_KEY: u32 = 0x007fffffu;
+
 // The value of a key.
 fn order_value(key: u32) -> f32 {
     return bitcast<f32>(key ^ select(0xffffffffu, 0x80000000u, (key >> 31u) == 1u));
