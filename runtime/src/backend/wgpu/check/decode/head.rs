@@ -21,9 +21,10 @@ pub(in crate::backend::wgpu::check) struct Affine {
 }
 
 impl Affine {
-    /// An AFFINE4 part.
+    /// The first `rows` rows, whole panels or all, of an AFFINE4 part.
     pub(in crate::backend::wgpu::check) fn of(part: &[u8], rows: usize, cols: usize) -> Self {
         let layout = Affine4Layout::new(rows, cols).expect("a matrix of a file");
+        let part = &part[..layout.len()];
         let (mut nibbles, mut scales) = (vec![0; cols], vec![0; cols / 64]);
         let mut biases = scales.clone();
         let mut weights = Vec::with_capacity(rows * cols);
@@ -85,7 +86,7 @@ pub(in crate::backend::wgpu::check) fn embed(
 }
 
 /// Orders as f32 values do.
-fn order_key(bits: u32) -> u32 {
+pub(super) fn order_key(bits: u32) -> u32 {
     match bits {
         0x8000_0000 => 0x8000_0000,
         bits if bits >> 31 == 1 => !bits,
