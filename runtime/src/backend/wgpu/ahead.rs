@@ -30,6 +30,9 @@ const TOO_MANY: u32 = u32::MAX - 1;
 /// Status of a step: a logit is not a number.
 const NOT_A_NUMBER: u32 = u32::MAX;
 
+/// Id of a candidate that there is not.
+const NO_TOKEN: u32 = u32::MAX;
+
 /// Submissions under way for which buffers are made beforehand.
 pub(super) const UNDER_WAY: usize = 4;
 
@@ -101,6 +104,8 @@ impl GpuSegment {
         let n = uniforms.len();
         let queue = self.queued();
         let (first, slot, position) = (queue.n_queued, queue.slot, queue.position);
+        let top_k = queue.top_k;
+        let leaves_out = self.leave_out(Some(top_k), n);
         let mut pending = {
             let gpu = std::sync::Arc::clone(&self.gpu);
             self.queued().staging.take(&gpu)
@@ -123,8 +128,12 @@ impl GpuSegment {
                 this.clear_status(recorder);
             }
             let select = this.queue.as_ref().map_or(&[][..], |queue| &queue.select);
-            let steps =
-                (0..n).map(|i| Extent { n_tokens: 1, position: (position + i) as u32, n_logit_rows: 1 });
+            let steps = (position..position + n).map(|position| Extent {
+                n_tokens: 1,
+                position: position as u32,
+                n_logit_rows: 1,
+                leaves_out,
+            });
             recorder.run(steps.flat_map(|extent| {
                 let select = select.iter().map(move |op| (op, extent));
                 this.ops(0..this.layers.len(), extent).chain(select)
@@ -147,10 +156,12 @@ impl GpuSegment {
     fn look(&mut self, position: usize, slot: usize, token: u32) -> Result<Drawn, Error> {
         let vocab_size = self.head.as_ref().map_or(0, |head| head.vocab_size);
         let mut logits = vec![0.0; vocab_size];
-        self.run(&[(slot, position, token)], 0..1, &[0], &mut [], &mut logits)?;
+        let top_k = self.queued().top_k;
+        self.run(&[(slot, position, token)], 0..1, (&[0], Some(top_k)), &mut [], &mut logits)?;
         let mut candidates: Vec<(u32, f32)> = (0..).zip(logits).collect();
+        candidates.retain(|(_, logit)| *logit > f32::NEG_INFINITY);
         candidates.sort_by(|(a, x), (b, y)| y.total_cmp(x).then(a.cmp(b)));
-        candidates.truncate(self.queued().top_k);
+        candidates.truncate(top_k);
         Ok(Drawn { token: u32::MAX, candidates })
     }
 
@@ -217,7 +228,8 @@ impl Ahead for GpuSegment {
             layer => return Err(self.layer_error(layer as usize - 1)),
         }
         let (ids, logits) = words[2..].split_at(MAX_CANDIDATES);
-        let candidates = ids.iter().zip(logits).take(top_k);
+        // Fewer where the head left out all but a few rows.
+        let candidates = ids.iter().zip(logits).take(top_k).take_while(|(id, _)| **id != NO_TOKEN);
         let candidates = candidates.map(|(&id, &logit)| (id, f32::from_bits(logit))).collect();
         Ok(Drawn { token: words[0], candidates })
     }

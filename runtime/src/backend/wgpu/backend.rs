@@ -12,7 +12,7 @@ use super::{
     ahead::{Queue, RESULT_WORDS, RING, UNDER_WAY},
     bandwidth, check,
     device::{Gpu, lock},
-    head,
+    head::{self, Flash},
     inventory::Buffers,
     layer::LayerMaker,
     measure,
@@ -74,7 +74,8 @@ fn kernels(spec: &BlockSpec) -> Vec<&'static str> {
     match spec {
         BlockSpec::Embed(_) => vec!["embed"],
         BlockSpec::Layer(_) => [&ONE_TOKEN[..], &SEVERAL_TOKENS].concat(),
-        BlockSpec::Head(_) => vec!["head", "select_token"],
+        BlockSpec::Head(HeadSpec { flash: None, .. }) => vec!["head", "select_token"],
+        BlockSpec::Head(_) => vec!["head", "select_token", "probe", "flash_rows", "certify"],
     }
 }
 
@@ -242,7 +243,7 @@ impl GpuBackend {
             Err(error) => return Ok(Some(error.to_string())),
         }
         for (at, kind) in kinds(specs) {
-            let key = (format!("{kind} {}", limits.kv), variants.clone());
+            let key = (format!("{kind} {} {}", limits.kv, limits.head.kind), variants.clone());
             if lock(&self.sound).contains(&key) {
                 continue;
             }
@@ -312,6 +313,7 @@ fn bare(
         None => None,
         Some(plan) => Some(Head {
             ops: Vec::new(),
+            flash: plan.flash.as_ref().map(|flash| Flash::new(model, flash, plan.panel_bytes)),
             row_of: plan.spec.token_map.as_ref().map(|map| model.row_of(map)).transpose()?,
             vocab_size: plan.spec.weight.rows,
         }),
@@ -355,7 +357,10 @@ fn parts(gpu: &Gpu, buffers: &Buffers, plan: &Plan, variants: &Variants) -> Resu
         (Some(ahead), Some(plan)) => vec![head::select(&maker, scratch, ahead, &plan.spec)?],
         _ => Vec::new(),
     };
+    let flash = plan.head.as_ref().and_then(|head| Some((head, head.flash.as_ref()?)));
+    let flash = flash.map(|(head, plan)| head::flash(&maker, scratch, head, plan));
     Ok(Parts {
+        flash: flash.transpose()?.unwrap_or_default(),
         embed: plan.embed.as_ref().map(|plan| head::embed(&maker, scratch, plan)).transpose()?,
         layers: plan.layers.iter().map(layer).collect::<Result<_, Error>>()?,
         head: plan.head.as_ref().map_or_else(|| Ok(Vec::new()), |plan| head::head(&maker, scratch, plan))?,

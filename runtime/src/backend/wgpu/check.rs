@@ -6,6 +6,7 @@
 
 mod alone;
 mod decode;
+mod flash;
 mod made;
 mod prefill;
 mod tolerance;
@@ -93,9 +94,14 @@ pub(super) fn block(
             BlockSpec::Layer(spec) if spec.attn.window.is_none() => {
                 alone::many_parts(&gpu, spec, kv, variants)?
             }
-            BlockSpec::Head(head) if segment.queue.is_some() => {
-                alone::drawing(&gpu, head.weight.rows, variants)?
-            }
+            BlockSpec::Head(head) => match flash::wrong(segment, &cpu, head)? {
+                Some(wrong) => {
+                    let variant = variants.get(wrong.kernel).copied().unwrap_or_default();
+                    Some((wrong, variant))
+                }
+                None if segment.queue.is_some() => alone::drawing(&gpu, head.weight.rows, variants)?,
+                None => None,
+            },
             _ => None,
         }
     };

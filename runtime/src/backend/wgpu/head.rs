@@ -1,15 +1,21 @@
 //! Dispatches of the first and the last block, and of drawing a token.
 
+mod flash;
+
+use std::ops::Range;
+
+pub(super) use self::flash::{Flash, flash};
 use super::{
     ahead::RING,
     inventory::BufferId,
     layer::per_split,
     ops::{Extent, Maker, Op},
     plan::{AheadPlan, EmbedPlan, HeadPlan, Scratch},
+    weights::Split,
 };
 use crate::{
     error::Error,
-    spec::{EmbedSpec, HeadSpec},
+    spec::{EmbedSpec, HeadSpec, MatrixRef, NormSpec},
 };
 
 /// Panels of a workgroup.
@@ -45,34 +51,55 @@ pub(super) fn embed(maker: &Maker<'_>, scratch: &Scratch, plan: &EmbedPlan) -> R
 /// # Errors
 /// A kernel that does not compile.
 pub(super) fn head(maker: &Maker<'_>, scratch: &Scratch, plan: &HeadPlan) -> Result<Vec<Op>, Error> {
-    let HeadPlan {
-        spec: HeadSpec { norm, weight, token_map: _, flash: _ },
-        norm: norm_buffer,
-        weight: split,
-        panel_bytes,
-    } = plan;
-    let panel_bytes = *panel_bytes;
-    let panels = weight.rows.div_ceil(PANEL_ROWS);
-    let ranges = [(0, split.per_split.min(panels)), (split.per_split, panels)];
-    let of = |(&w, (first, end)): (&BufferId, (usize, usize))| {
-        let n = end - first;
-        let bytes = n as u64 * panel_bytes;
+    let weight = (&plan.spec.weight, &plan.weight);
+    rows(maker, scratch, plan, weight, HEAD_PANELS, [scratch.logits, scratch.maxima])
+}
+
+/// `head` with rows of `weight`, `panels` panels to a workgroup, and its results in `out`.
+fn rows(
+    maker: &Maker<'_>,
+    scratch: &Scratch,
+    plan: &HeadPlan,
+    (weight, split): (&MatrixRef, &Split),
+    panels: usize,
+    [logits, maxima]: [BufferId; 2],
+) -> Result<Vec<Op>, Error> {
+    let panel_bytes = plan.panel_bytes;
+    let of = |(w, range): (BufferId, Range<usize>)| {
+        let n = range.len();
         maker.op(
             "head",
-            &[
-                ("COLS", weight.cols as f64),
-                ("ROWS", weight.rows as f64),
-                ("EPS", norm.eps.into()),
-                ("FIRST_PANEL", first as f64),
-                ("END_PANEL", end as f64),
-                ("PANELS", HEAD_PANELS as f64),
-            ],
-            &[scratch.logit_rows, scratch.h, *norm_buffer, w, scratch.logits, scratch.maxima],
-            move |extent| [n.div_ceil(HEAD_PANELS) as u32, extent.n_logit_rows, 1],
-            move |_| bytes,
+            &constants(&plan.spec.norm, weight, &range, panels),
+            &[scratch.logit_rows, scratch.h, plan.norm, w, logits, maxima],
+            move |extent| [n.div_ceil(panels) as u32, extent.n_logit_rows, 1],
+            move |_| n as u64 * panel_bytes,
         )
     };
-    split.buffers.iter().zip(ranges).filter(|(_, (first, end))| first < end).map(of).collect()
+    parts(weight, split).map(of).collect()
+}
+
+/// The buffers of a matrix, and which panels each has.
+fn parts(weight: &MatrixRef, split: &Split) -> impl Iterator<Item = (BufferId, Range<usize>)> {
+    let panels = weight.rows.div_ceil(PANEL_ROWS);
+    let ranges = [0..split.per_split.min(panels), split.per_split..panels];
+    split.buffers.into_iter().zip(ranges).filter(|(_, range)| !range.is_empty())
+}
+
+/// What `lib/head_rows` has to know.
+fn constants(
+    norm: &NormSpec,
+    weight: &MatrixRef,
+    range: &Range<usize>,
+    panels: usize,
+) -> [(&'static str, f64); 6] {
+    [
+        ("COLS", weight.cols as f64),
+        ("ROWS", weight.rows as f64),
+        ("EPS", norm.eps.into()),
+        ("FIRST_PANEL", range.start as f64),
+        ("END_PANEL", range.end as f64),
+        ("PANELS", panels as f64),
+    ]
 }
 
 /// The next token, from the logits of row 0.

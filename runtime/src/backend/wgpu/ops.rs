@@ -13,7 +13,7 @@ use super::{
 };
 use crate::error::Error;
 
-/// What a step's grids depend on.
+/// What a step's dispatches and their grids depend on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Extent {
     /// Tokens.
@@ -22,6 +22,8 @@ pub(super) struct Extent {
     pub(super) position: u32,
     /// Rows of logits.
     pub(super) n_logit_rows: u32,
+    /// Whether the head may leave rows out.
+    pub(super) leaves_out: bool,
 }
 
 /// Workgroups of a step; none is no dispatch.
@@ -108,7 +110,7 @@ impl<'a> Recorder<'a> {
                     }
                     let descriptor = wgpu::ComputePassDescriptor {
                         label: None,
-                        timestamp_writes: Some(clock.around(op.pipeline.kernel.name, (op.bytes)(extent))),
+                        timestamp_writes: Some(clock.around(op.kernel(), (op.bytes)(extent))),
                     };
                     let mut pass = self.encoder.begin_compute_pass(&descriptor);
                     self.n_dispatches += u64::from(op.dispatch(&mut pass, extent));
@@ -127,6 +129,11 @@ impl<'a> Recorder<'a> {
 }
 
 impl Op {
+    /// Its kernel's name.
+    pub(super) fn kernel(&self) -> &'static str {
+        self.pipeline.kernel.name
+    }
+
     /// Whether there was anything to do.
     fn dispatch(&self, pass: &mut wgpu::ComputePass<'_>, extent: &Extent) -> bool {
         let [x, y, z] = (self.grid)(extent);

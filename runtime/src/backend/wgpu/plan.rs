@@ -12,6 +12,7 @@ use super::{
 use crate::{
     backend::Limits,
     error::Error,
+    flash::{Bound, Clusters, HeadMode},
     kv::{KvType, Ring},
     model::Model,
     spec::{AttnSpec, BlockSpec, EmbedSpec, HeadSpec, LayerSpec, MatrixRef, MoeSpec, RopeSpec},
@@ -82,7 +83,40 @@ pub(super) struct HeadPlan {
     pub(super) norm: BufferId,
     pub(super) weight: Split,
     pub(super) panel_bytes: u64,
+    pub(super) flash: Option<FlashPlan>,
 }
+
+/// A head that leaves rows out.
+pub(super) struct FlashPlan {
+    pub(super) mode: HeadMode,
+    pub(super) clusters: Clusters,
+    pub(super) centroids: Split,
+    /// f32 `[n_clusters, 6]`; nothing where none are needed.
+    pub(super) bounds: BufferId,
+    /// u32 `[ceil(vocab_size / 32)]`: a bit for each row, set where it is always computed.
+    pub(super) forced: BufferId,
+    pub(super) scratch: FlashScratch,
+}
+
+/// What the kernels of such a head hand to each other, and count.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FlashScratch {
+    /// f32 `[n_clusters]`.
+    pub(super) scores: BufferId,
+    /// Of scores, one for 32.
+    pub(super) maxima: BufferId,
+    /// u32 `[n_clusters]`: what no logit of a cluster exceeds, as it is ordered.
+    pub(super) bound_keys: BufferId,
+    /// u32 `[n_clusters]`: the pass in which a cluster is read, or 0; then the pass.
+    pub(super) flags: BufferId,
+    /// u32: how many of the largest logits matter.
+    pub(super) top: BufferId,
+    /// u32: tokens, those certified at first, clusters read beyond `n_probes` (low word, high word).
+    pub(super) counts: BufferId,
+}
+
+/// Words of [`FlashScratch::counts`].
+pub(super) const COUNT_WORDS: usize = 4;
 
 /// What decoding ahead takes beside.
 #[derive(Clone, Copy, Debug)]
@@ -302,11 +336,8 @@ impl Plan {
                     plan.layers.push(at.layer(spec, rope)?);
                 }
                 BlockSpec::Head(spec) => {
-                    let HeadSpec { norm, weight, token_map: _, flash: _ } = spec;
-                    let norm = uploads.vectors(&mut list, "norm", vec![norm.weight]);
-                    let panel_bytes = panel_bytes(weight);
-                    let weight = uploads.panels(&mut list, gpu, "head", model, weight, dummy)?;
-                    plan.head = Some(HeadPlan { spec: spec.clone(), norm, weight, panel_bytes });
+                    let mut at = Place { gpu, model, limits, list: &mut list, uploads: &mut uploads, dummy };
+                    plan.head = Some(at.head(spec)?);
                 }
             }
         }
@@ -369,6 +400,50 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
+    fn head(&mut self, spec: &HeadSpec) -> Result<HeadPlan, Error> {
+        let Place { gpu, model, limits, list, uploads, dummy } = self;
+        let HeadSpec { norm, weight, token_map, flash } = spec;
+        let row_of = token_map.as_ref().map(|map| model.row_of(map)).transpose()?;
+        let norm = uploads.vectors(list, "norm", vec![norm.weight]);
+        let split = uploads.panels(list, gpu, "head", model, weight, *dummy)?;
+        let clusters = Clusters::of(model, limits.head, flash.as_ref(), row_of.as_deref())?;
+        Ok(HeadPlan {
+            spec: spec.clone(),
+            norm,
+            weight: split,
+            panel_bytes: panel_bytes(weight),
+            flash: clusters.map(|clusters| self.flash(clusters, weight.rows)).transpose()?,
+        })
+    }
+
+    fn flash(&mut self, clusters: Clusters, vocab_size: usize) -> Result<FlashPlan, Error> {
+        let Place { gpu, model, limits, list, uploads, dummy } = self;
+        let centroids = &clusters.spec.centroids;
+        let n_clusters = centroids.rows;
+        let mut forced = vec![0; vocab_size.div_ceil(MAXIMUM_ROWS)];
+        clusters.forced.iter().for_each(|row| forced[*row as usize / MAXIMUM_ROWS] |= 1 << (row % 32));
+        let bounds = clusters.bounds.iter().flat_map(|bound| {
+            let Bound { high, low, radius, norm, centroid_magnitude, row_magnitude } = *bound;
+            [high, low, radius, norm, centroid_magnitude, row_magnitude].map(f32::to_bits)
+        });
+        let fours = n_clusters.next_multiple_of(4);
+        Ok(FlashPlan {
+            mode: limits.head,
+            centroids: uploads.panels(list, gpu, "centroids", model, centroids, *dummy)?,
+            bounds: uploads.words(list, "bounds of clusters", bounds.collect()),
+            forced: uploads.words(list, "rows always computed", forced),
+            scratch: FlashScratch {
+                scores: list.words("scores", fours),
+                maxima: list.words("maxima of scores", n_clusters.div_ceil(MAXIMUM_ROWS)),
+                bound_keys: list.words("bounds of logits", fours),
+                flags: list.words("clusters read", n_clusters + 1),
+                top: list.words("logits that matter", 1),
+                counts: list.words("clusters counted", COUNT_WORDS),
+            },
+            clusters,
+        })
+    }
+
     fn layer(&mut self, spec: &LayerSpec, rope: BufferId) -> Result<LayerPlan, Error> {
         let Place { gpu, model, limits, list, uploads, dummy } = self;
         let LayerSpec { index: _, attn, moe } = spec;

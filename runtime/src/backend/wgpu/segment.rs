@@ -9,6 +9,7 @@ use super::{
     ahead::Queue,
     clock::Clock,
     device::{Gpu, bytes_of},
+    head::Flash,
     inventory::{BufferId, Buffers},
     ops::{Extent, Op, Recorder},
     pace::Pace,
@@ -18,6 +19,7 @@ use super::{
 use crate::{
     backend::{Activations, Ahead, Counters, Phase, Segment, Step},
     error::Error,
+    flash::HeadCounts,
     kv::Ring,
 };
 
@@ -40,6 +42,8 @@ pub(super) struct Layer {
 /// The last block.
 pub(super) struct Head {
     pub(super) ops: Vec<Op>,
+    /// What leaves rows out.
+    pub(super) flash: Option<Flash>,
     /// Row of the weight that holds a token's logit, when rows are not in token order.
     pub(super) row_of: Option<Vec<u32>>,
     pub(super) vocab_size: usize,
@@ -76,19 +80,23 @@ pub(super) struct Parts {
     /// Dispatches of each layer's decode and prefill.
     pub(super) layers: Vec<[Vec<Op>; 2]>,
     pub(super) head: Vec<Op>,
+    pub(super) flash: Vec<Op>,
     pub(super) select: Vec<Op>,
 }
 
 impl GpuSegment {
     /// Takes other dispatches.
     pub(super) fn install(&mut self, parts: Parts) {
-        let Parts { embed, layers, head, select } = parts;
+        let Parts { embed, layers, head, flash, select } = parts;
         self.embed = embed;
         for (layer, [decode, prefill]) in self.layers.iter_mut().zip(layers) {
             (layer.decode, layer.prefill) = (decode, prefill);
         }
         if let Some(own) = &mut self.head {
             own.ops = head;
+            if let Some(own) = &mut own.flash {
+                own.ops = flash;
+            }
         }
         if let Some(queue) = &mut self.queue {
             queue.select = select;
@@ -113,12 +121,12 @@ impl GpuSegment {
     }
 
     /// Runs rows `range` of a step. `tokens` are (slot, position, token) of all its rows; `wanted` the rows of the range whose
-    /// logits go to `logits`, `[wanted, vocab_size]`.
+    /// logits go to `logits`, `[wanted, vocab_size]`, of which the `top` largest matter, if not all.
     pub(super) fn run(
         &mut self,
         tokens: &[(usize, usize, u32)],
         range: Range<usize>,
-        wanted: &[u32],
+        (wanted, top): (&[u32], Option<usize>),
         hidden: &mut [f32],
         logits: &mut [f32],
     ) -> Result<(), Error> {
@@ -133,8 +141,12 @@ impl GpuSegment {
             let words: Vec<u32> = hidden.iter().map(|x| x.to_bits()).collect();
             self.gpu.queue().write_buffer(&self.buffers[self.scratch.h], 0, &bytes_of(&words));
         }
-        let mut extent =
-            Extent { n_tokens: n as u32, position: tokens[range.start].1 as u32, n_logit_rows: 0 };
+        let mut extent = Extent {
+            n_tokens: n as u32,
+            position: tokens[range.start].1 as u32,
+            n_logit_rows: 0,
+            leaves_out: self.leave_out(top, 1),
+        };
         let mut first = 0;
         while first + pieces.layers < self.layers.len() {
             let end = first + pieces.layers;
@@ -176,9 +188,10 @@ impl GpuSegment {
         }
     }
 
-    /// The logits of the last token that went through the layers.
-    fn head_alone(&mut self, logits: &mut [f32]) -> Result<(), Error> {
-        let extent = Extent { n_tokens: 1, position: 0, n_logit_rows: 1 };
+    /// The logits of the last token that went through the layers, of which the `top` largest matter, if not all.
+    fn head_alone(&mut self, top: Option<usize>, logits: &mut [f32]) -> Result<(), Error> {
+        let leaves_out = self.leave_out(top, 1);
+        let extent = Extent { n_tokens: 1, position: 0, n_logit_rows: 1, leaves_out };
         self.write_logit_rows(&[self.last_row]);
         let mut pending = self.staging.take(&self.gpu);
         let alone = self.layers.len() + 1..self.layers.len() + 1;
@@ -212,6 +225,7 @@ impl GpuSegment {
             n_tokens: tokens.len() as u32,
             position: tokens[0].1 as u32,
             n_logit_rows: n_logit_rows as u32,
+            leaves_out: false,
         };
         let submission = self.submit(|this, recorder| {
             this.clear_status(recorder);
@@ -220,13 +234,46 @@ impl GpuSegment {
         self.gpu.wait(Some(submission))
     }
 
-    /// The first `n` words of a scratch buffer, as f32.
+    /// The first `n` words of a scratch buffer.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub(super) fn words(&self, buffer: BufferId, n: usize) -> Result<Vec<u32>, Error> {
+        self.gpu.read(&self.buffers[buffer], 0, n)
+    }
+
+    /// The same, as f32.
     ///
     /// # Errors
     /// A lost device.
     pub(super) fn floats(&self, buffer: BufferId, n: usize) -> Result<Vec<f32>, Error> {
-        let words = self.gpu.read(&self.buffers[buffer], 0, n)?;
-        Ok(words.into_iter().map(f32::from_bits).collect())
+        Ok(self.words(buffer, n)?.into_iter().map(f32::from_bits).collect())
+    }
+
+    /// Fills a scratch buffer with zeros, and waits for that.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub(super) fn clear(&mut self, buffer: BufferId) -> Result<(), Error> {
+        let submission = self.submit(|this, recorder| {
+            recorder.encoder().clear_buffer(&this.buffers[buffer], 0, None);
+        })?;
+        self.gpu.wait(Some(submission))
+    }
+
+    /// Whether the head leaves rows out in the next commands, for `n_tokens` tokens one by one, whose `top` largest logits matter, if not
+    /// all. If so, the device is told; if not and it might have, that is counted.
+    pub(super) fn leave_out(&mut self, top: Option<usize>, n_tokens: usize) -> bool {
+        let (Some(top), Some(flash)) = (top, self.head.as_mut().and_then(|head| head.flash.as_mut())) else {
+            return false;
+        };
+        let leaves_out = flash.leaves_out(top);
+        if leaves_out {
+            flash.write_top(&self.gpu, &self.buffers, top);
+        } else {
+            flash.count_exact(n_tokens as u64);
+        }
+        leaves_out
     }
 
     /// Tokens of the next commands.
@@ -255,7 +302,10 @@ impl GpuSegment {
         let run = self.layers.get(layers).unwrap_or_default().iter();
         let run =
             run.flat_map(move |layer| if extent.n_tokens == 1 { &layer.decode } else { &layer.prefill });
-        let head = head.map_or(&[][..], |head| &head.ops);
+        let head = head.map_or(&[][..], |head| match &head.flash {
+            Some(flash) if extent.leaves_out => &flash.ops,
+            _ => &head.ops,
+        });
         embed.into_iter().chain(run).chain(head).map(move |op| (op, extent))
     }
 
@@ -310,7 +360,8 @@ impl GpuSegment {
 }
 
 impl Head {
-    /// A row of logits as the kernel wrote it, by token. Where the head's input held NaN or infinity, every logit is NaN.
+    /// A row of logits as the kernel wrote it, by token. Where the head's input held NaN or infinity, every logit that was computed
+    /// is NaN.
     fn in_token_order(&self, bytes: &[u8], logits: &mut [f32]) -> Result<(), Error> {
         match &self.row_of {
             None => read_f32(bytes, logits),
@@ -320,7 +371,8 @@ impl Head {
                 by_token.for_each(|(logit, &row)| *logit = f32::from_le_bytes(rows[row as usize]));
             }
         }
-        if logits.iter().all(|logit| logit.is_nan()) { Err(Error::NonFiniteHead) } else { Ok(()) }
+        let no_number = |logit: &f32| logit.is_nan() || *logit == f32::NEG_INFINITY;
+        if logits.iter().all(no_number) { Err(Error::NonFiniteHead) } else { Ok(()) }
     }
 }
 
@@ -350,17 +402,22 @@ impl Segment for GpuSegment {
                 .map(|row| (row - first) as u32)
                 .collect();
             let out = &mut logits[done * vocab_size..(done + here.len()) * vocab_size];
-            self.run(&tokens, range.clone(), &here, hidden, out)?;
+            self.run(&tokens, range.clone(), (&here, step.top()), hidden, out)?;
             self.pace.took(range.len(), self.layers.len(), started.elapsed());
             (first, done) = (range.end, done + here.len());
         }
         Ok(())
     }
 
-    fn head_again(&mut self, _top: Option<usize>, io: &mut Activations) -> Result<(), Error> {
+    fn head_again(&mut self, top: Option<usize>, io: &mut Activations) -> Result<(), Error> {
         let Some(head) = &self.head else { return Ok(()) };
         let vocab_size = head.vocab_size;
-        self.head_alone(&mut io.logits[..vocab_size])
+        self.head_alone(top, &mut io.logits[..vocab_size])
+    }
+
+    fn head_counts(&mut self) -> Option<HeadCounts> {
+        let flash = self.head.as_ref()?.flash.as_ref()?;
+        flash.counts(&self.gpu, &self.buffers).ok()
     }
 
     fn rewind(&mut self, slot: usize, len: usize) -> bool {

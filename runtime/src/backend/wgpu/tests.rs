@@ -1,5 +1,7 @@
 //! Whole segments on a device against the definition.
 
+mod flash;
+
 use std::{
     path::Path,
     sync::{Arc, OnceLock, atomic::AtomicBool},
@@ -24,7 +26,7 @@ use crate::{
         Sequence, Step, cpu::Cpu, reference::Reference,
     },
     error::Error,
-    flash::HeadMode,
+    flash::{HeadKind, HeadMode},
     kv::KvType,
     model::Model,
     score::divergence,
@@ -224,8 +226,13 @@ fn a_segment_takes_what_its_footprint_says() {
     let model = tiny();
     let blocks = &model.architecture().blocks;
     let Some(backend) = gpu() else { return };
-    for (blocks, n_slots, max_batch) in [(&blocks[..], 1, 64), (&blocks[..4], 2, 1), (&blocks[9..], 3, 16)] {
-        let limits = Limits { n_slots, max_batch, ..LIMITS };
+    let flash = HeadMode { kind: HeadKind::Flash, n_probes: 14 };
+    for (blocks, n_slots, max_batch, head) in [
+        (&blocks[..], 1, 64, HeadMode::EXACT),
+        (&blocks[..4], 2, 1, HeadMode::EXACT),
+        (&blocks[9..], 3, 16, flash),
+    ] {
+        let limits = Limits { n_slots, max_batch, head, ..LIMITS };
         let Footprint { kv, scratch, device } = backend.footprint(&model, blocks, &limits);
         let segment = make(&backend, &model, blocks, &limits).expect("compiles");
         assert_eq!(device, segment.buffers.bytes());

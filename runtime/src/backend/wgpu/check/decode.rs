@@ -12,10 +12,12 @@ mod select;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
+use self::head::order_key;
 pub(super) use self::{
     attention::{Attention, attention, attention_merge},
     experts::{ExpertBlocks, experts_in, experts_out},
-    gemv::{Row, gemv_add, norm_gemv, norm_router},
+    gemv::{Row, gemv_add, length, norm_gemv, norm_router},
     head::{Affine, embed, head},
     select::{Drawing, select_token},
 };

@@ -23,6 +23,12 @@ impl Row<'_> {
     }
 }
 
+/// Length of a normed row as the kernels quantise it.
+pub(in crate::backend::wgpu::check) fn length(row: &Row<'_>) -> f64 {
+    let values = Quantized::of(&row.normed()).values();
+    values.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
 /// `norm_gemv`, `panels` to a workgroup.
 ///
 /// # Errors

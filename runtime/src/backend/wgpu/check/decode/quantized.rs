@@ -105,17 +105,20 @@ impl Quantized {
         (0..self.steps.len()).filter(own).for_each(|column| self.steps[column] = 0.0);
     }
 
+    fn scaled(&self, of: fn(f64) -> f64) -> Vec<f64> {
+        let steps = self.steps.iter().enumerate();
+        steps.map(|(column, step)| of(*step) * self.scales[unit_of(column)]).collect()
+    }
+
+    /// The rounded values, `[cols]`.
+    pub(super) fn values(&self) -> Vec<f64> {
+        self.scaled(f64::round_ties_even)
+    }
+
     /// Times each row of `weights` `[rows, cols]`.
     pub(super) fn times(&self, weights: &[f64]) -> Vec<Within> {
-        let scaled = |of: fn(f64) -> f64| -> Vec<f64> {
-            self.steps
-                .iter()
-                .enumerate()
-                .map(|(column, step)| of(*step) * self.scales[unit_of(column)])
-                .collect()
-        };
-        let values = scaled(f64::round_ties_even);
-        let slack = scaled(|step| f64::from(u8::from(((step - step.floor()) - 0.5).abs() < NEAR)));
+        let values = self.values();
+        let slack = self.scaled(|step| f64::from(u8::from(((step - step.floor()) - 0.5).abs() < NEAR)));
         let row = |row: &[f64]| Within {
             value: row.iter().zip(&values).map(|(w, x)| w * x).sum(),
             slack: row.iter().zip(&slack).map(|(w, x)| w.abs() * x).sum(),

@@ -1,5 +1,7 @@
 //! Every kernel in every variant over awkward sizes, on every device there is; and faults that must be seen.
 
+mod flash;
+
 use samara_shaders::{Variant, kernel};
 
 use super::super::{
@@ -376,6 +378,16 @@ fn ties_go_to_the_lower_token_and_too_many_are_said() {
         logits[4321] = -3.0;
         logits[77] = -0.0;
         small("nearly none", trial, select_token(trial, &greedy(&logits, 20)));
+    });
+}
+
+#[test]
+fn rows_left_out_are_no_candidates() {
+    each_variant("select_token", |trial| {
+        // More blocks than can be gathered, of which few have logits.
+        let mut logits = vec![f32::NEG_INFINITY; 20_000];
+        Made::new(3).values(70, 10.0).into_iter().zip(&mut logits[4990..]).for_each(|(x, logit)| *logit = x);
+        small("of three blocks", trial, select_token(trial, &greedy(&logits, 20)));
     });
 }
 
