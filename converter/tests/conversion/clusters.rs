@@ -120,7 +120,9 @@ impl Head {
             vectors[0].iter().zip(vectors[1]).map(|(l, r)| factors[0] * l + factors[1] * r).collect()
         };
         let mut states = vec![centroid.clone(), mix([-1.0, 0.0], [centroid, centroid])];
-        for row in &self.clusters[cluster] {
+        // Of a large cluster some.
+        let every = self.clusters[cluster].len().div_ceil(16);
+        for row in self.clusters[cluster].iter().step_by(every) {
             let a = if squared > 0.0 { dot(row, centroid) / squared } else { 0.0 };
             let across = mix([1.0, -a], [row, centroid]);
             states.extend([
@@ -309,10 +311,14 @@ fn rows_of_zeros_and_equal_rows_have_places() {
             bytes.copy_within(999 * row..1000 * row, i * row);
         }
     });
-    for cluster_size in [32, 1024, 4096] {
+    for cluster_size in [32, 4096] {
         copy.convert(&Options { force: true, ..build(cluster_size) }).unwrap();
         let head = Head::of(&copy.out("m.samara"));
         assert_eq!(head.broken(), [0; 0], "{cluster_size}");
+    }
+    // It would take an emulated machine a minute.
+    if std::env::var_os("SAMARA_EMULATED").is_some() {
+        return;
     }
     copy.edit_tensor("lm_head.weight", |bytes| bytes.fill(0));
     // More equal rows than all turns of asking place.

@@ -81,8 +81,9 @@ share_of_sequential; prefill.gmac_per_s (multiply-adds of matrices and
 attention); bandwidth.expert_blocks_gb_per_s,
 bandwidth.sequential_gb_per_s, bandwidth.in_cache (the model is so small that
 caches are measured); with --head flash or certified what ppl has under head,
-over the tokens decoded; profile; logits_hash, kernels, machine, and what belongs
-to a record: threads, file digest, warm-up, repetitions, spread, version.")]
+over the tokens decoded; profile; logits_hash, kernels, machine, and what
+belongs to a record: threads, file digest, warm-up, repetitions, spread,
+version.")]
 #[command(mut_arg("ctx", |arg| arg.help(BENCH_CTX)))]
 pub(crate) struct Bench {
     /// The .samara file.
