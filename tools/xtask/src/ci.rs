@@ -39,13 +39,13 @@ const LIBRARIES: [&str; 5] = ["--lib", "--test", "[!c]*", "--test", "c[!l]*"];
 const KERNELS: [&str; 9] = [
     "contract",
     "definition",
+    "exp",
     "format_layout",
     "isa_equals_scalar",
     "samara_converter",
     "samara_format",
     "samara_pool",
     "samara_runtime",
-    "samara_simd",
 ];
 
 /// The packages of the product. They are always built together: alone, some would have other features of what they depend on, and

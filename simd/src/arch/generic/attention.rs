@@ -6,7 +6,7 @@
 
 use crate::KvSlice;
 use crate::activation::LANES;
-use crate::arch::generic::softmax::exp;
+use crate::arch::generic::exp::exp;
 use crate::arch::generic::{prefetch, tree};
 use crate::kv::{KV_BLOCK, KV_DIMS, KV_PART, Kv};
 

@@ -1,7 +1,7 @@
 //! Norm, gate and rotation: one pass over a vector each.
 
 use crate::arch::generic::dot;
-use crate::arch::generic::softmax::exp;
+use crate::arch::generic::exp::exp;
 
 /// `1 / sqrt(mean(x^2) + eps)`, squares summed as in [`dot`]; NaN when the mean is not finite, so that an
 /// overflow is seen and not turned into zeros.

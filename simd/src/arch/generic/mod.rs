@@ -4,6 +4,7 @@
 pub(crate) mod attention;
 pub(crate) mod bf16;
 pub(crate) mod elementwise;
+pub(crate) mod exp;
 pub(crate) mod quantize;
 pub(crate) mod router;
 pub(crate) mod softmax;

@@ -51,6 +51,8 @@ pub(super) fn demo(target: &Target, exe: &Path) -> Result<()> {
         ensure!(answers(&qemu), "{qemu} is not installed (on Debian: apt install qemu-user-static)");
         let mut command = Command::new(qemu);
         command.args(["-cpu", "max", "-L"]).arg(&userland).arg(exe);
+        // Without a folder of that name the program starts itself again, and that would leave the emulator.
+        command.env("XDG_RUNTIME_DIR", "/nonexistent");
         command
     };
     command.arg("demo");
