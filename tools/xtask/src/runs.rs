@@ -1,7 +1,8 @@
 //! Test programs, built by cargo and run while cargo builds the next ones.
 //!
 //! A build has stretches in which one processor waits for another, and a test of one program uses one. So those of each
-//! platform are queued as soon as they are built, and one thread runs them in that order; what a program prints comes in one piece.
+//! platform are queued as soon as they are built, and one thread runs them in that order, two when nothing is built any more; what a
+//! program prints comes in one piece.
 
 use crate::process::shown;
 use crate::tally::{Tallies, Tally};
@@ -9,7 +10,8 @@ use anyhow::{Context, Result, bail, ensure};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -106,15 +108,24 @@ struct Outcome {
 /// The queue and the thread that works it off.
 pub(crate) struct Runs {
     queue: Sender<Run>,
+    waiting: Arc<Mutex<Receiver<Run>>>,
     worker: JoinHandle<Vec<Outcome>>,
+}
+
+/// A thread that runs what is in the queue until that has ended.
+fn work(waiting: &Arc<Mutex<Receiver<Run>>>) -> JoinHandle<Vec<Outcome>> {
+    let waiting = Arc::clone(waiting);
+    let next = move || waiting.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
+    let show = |text: &str| println!("{text}");
+    std::thread::spawn(move || std::iter::from_fn(next).map(|run| run.run(show)).collect())
 }
 
 impl Runs {
     pub(crate) fn start() -> Runs {
-        let (queue, runs) = mpsc::channel();
-        let show = |text: &str| println!("{text}");
-        let worker = std::thread::spawn(move || runs.into_iter().map(|run: Run| run.run(show)).collect());
-        Runs { queue, worker }
+        let (queue, waiting) = mpsc::channel();
+        let waiting = Arc::new(Mutex::new(waiting));
+        let worker = work(&waiting);
+        Runs { queue, waiting, worker }
     }
 
     /// Queues `commands`, which print as tests of Rust do, for `platform`. `needs` lives until they have ended.
@@ -133,14 +144,17 @@ impl Runs {
     /// # Panics
     /// If the thread did.
     pub(crate) fn finish(self, tallies: &mut Tallies) -> Vec<(String, Duration, Result<()>)> {
-        drop(self.queue);
-        let outcomes = self.worker.join().expect("the thread that runs tests");
+        let Runs { queue, waiting, worker } = self;
+        drop(queue);
+        let workers = [worker, work(&waiting)];
+        let outcomes =
+            workers.into_iter().flat_map(|worker| worker.join().expect("a thread that runs tests"));
         let count = |Outcome { platform, tally, mut failed, took }| {
             failed.extend(tallies.add(&platform, tally).err().map(|e| format!("{e:#}")));
             let result = if failed.is_empty() { Ok(()) } else { Err(anyhow::anyhow!(failed.join("; "))) };
             (platform, took, result)
         };
-        outcomes.into_iter().map(count).collect()
+        outcomes.map(count).collect()
     }
 }
 
