@@ -173,7 +173,7 @@ impl Engine {
 
     /// What was read for steps with [`Logits::Top`](crate::Logits::Top) so far; `None` with the exact head.
     pub fn head_counts(&mut self) -> Option<HeadCounts> {
-        self.segments.iter_mut().filter_map(|segment| segment.head_counts()).reduce(HeadCounts::plus)
+        self.segments.iter_mut().find_map(|segment| segment.head_counts())
     }
 
     /// Positions cached in a slot.

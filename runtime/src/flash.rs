@@ -11,7 +11,11 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::{error::Error, model::Model, spec::FlashSpec};
+use crate::{
+    error::Error,
+    model::Model,
+    spec::{FlashSpec, HeadSpec},
+};
 
 /// How the logits of a decoded token are computed. Prompts and steps of several tokens have the exact head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -55,7 +59,7 @@ impl FromStr for HeadKind {
 }
 
 /// A kind of head, and how many clusters it reads at first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadMode {
     /// The kind.
     pub kind: HeadKind,
@@ -173,6 +177,8 @@ pub(crate) fn rounding(n: usize) -> f64 {
 #[derive(Debug)]
 pub(crate) struct Clusters {
     pub(crate) spec: FlashSpec,
+    /// Token of each row of the head; empty when rows are in token order.
+    pub(crate) token_of: Vec<u32>,
     /// Rows of the tokens that are always scored, ascending.
     pub(crate) forced: Vec<u32>,
     /// Of each cluster; empty where none are needed.
@@ -180,29 +186,21 @@ pub(crate) struct Clusters {
 }
 
 impl Clusters {
-    /// What `mode` needs of a head's clusters; `None` if it reads every row. `row_of` has each token's row.
+    /// What `mode` needs of a head's clusters; `None` if it reads every row.
     ///
     /// # Errors
-    /// Bounds that cannot be.
-    pub(crate) fn of(
-        model: &Model,
-        mode: HeadMode,
-        flash: Option<&FlashSpec>,
-        row_of: Option<&[u32]>,
-    ) -> Result<Option<Self>, Error> {
-        let Some(spec) = flash.filter(|_| mode.kind != HeadKind::Exact) else { return Ok(None) };
-        let mut forced: Vec<u32> = spec
-            .force_tokens
-            .iter()
-            .map(|&token| row_of.map_or(token, |row_of| row_of[token as usize]))
-            .collect();
-        forced.sort_unstable();
-        forced.dedup();
+    /// A bad token map, or bounds that cannot be.
+    pub(crate) fn of(model: &Model, head: &HeadSpec, mode: HeadMode) -> Result<Option<Self>, Error> {
+        let HeadSpec { norm: _, weight, token_map, flash } = head;
+        let Some(spec) = flash.as_ref().filter(|_| mode.kind != HeadKind::Exact) else { return Ok(None) };
+        let token_of = token_map.as_ref().map(|map| model.token_map(map)).transpose()?.unwrap_or_default();
+        let token = |row: u32| token_of.get(row as usize).copied().unwrap_or(row);
+        let forced = (0..weight.rows as u32).filter(|&row| spec.force_tokens.contains(&token(row))).collect();
         let bounds = match &spec.bounds {
             Some(bounds) if mode.kind == HeadKind::Certified => model.bounds(bounds)?,
             _ => Vec::new(),
         };
-        Ok(Some(Clusters { spec: spec.clone(), forced, bounds }))
+        Ok(Some(Clusters { spec: spec.clone(), token_of, forced, bounds }))
     }
 
     /// Bytes of the centroids and what else is read for every token.

@@ -15,10 +15,8 @@ pub(crate) struct HeadReads {
 impl HeadReads {
     /// Of all tokens so far; `None` of the exact head.
     pub(crate) fn of(engine: &mut Engine) -> Option<Self> {
-        let mode = engine.limits().head;
         let counts = engine.head_counts()?;
-        let exact_bytes = engine.model().head_bytes();
-        (mode.kind != HeadKind::Exact).then_some(HeadReads { mode, counts, exact_bytes })
+        Some(HeadReads { mode: engine.limits().head, counts, exact_bytes: engine.model().head_bytes() })
     }
 
     /// What came after `before`.

@@ -31,16 +31,16 @@ const WINDOW: usize = 2048;
 
 pub(crate) fn run(args: &Ppl) -> Result<()> {
     check_save(args)?;
+    if args.file.is_none() && args.engine.head != HeadKind::Exact {
+        let head = args.engine.head;
+        return Err(Failure::Usage(format!("--head {head} is compared on a text: give --file")).into());
+    }
     let model = load::open(&args.model, &args.engine)?;
     let golden = args.logits.as_deref().map(Golden::read).transpose()?;
     let longest = golden.iter().flat_map(|golden| &golden.sequences).map(|sequence| sequence.ids.len()).max();
     let mut engine =
         load::engine(&model, &args.engine, Wants::logits(WINDOW.max(longest.unwrap_or(0)), !args.json))?;
     let mut record = Map::new();
-    if args.file.is_none() && args.engine.head != HeadKind::Exact {
-        let head = args.engine.head;
-        return Err(Failure::Usage(format!("--head {head} is compared on a text: give --file")).into());
-    }
     if let Some(path) = &args.file {
         let save = args.save_logits.as_deref().map(|path| Save { path, force: args.force });
         let top_k = args.top_k.map_or(model.generation().top_k, |k| k as usize);

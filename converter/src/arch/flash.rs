@@ -73,7 +73,9 @@ impl FlashConfig {
 
     /// Clusters of `cluster_size` rows that are to be built.
     pub(super) fn build(cluster_size: u64, vocab_size: u64) -> Result<Self, Error> {
-        let possible = |size: &u64| *size != 0 && size.is_multiple_of(4) && vocab_size.is_multiple_of(*size);
+        let possible = |size: &u64| {
+            *size != 0 && size.is_multiple_of(PANEL_ROWS as u64) && vocab_size.is_multiple_of(*size)
+        };
         if !possible(&cluster_size) {
             let nearest = (1..=vocab_size).filter(possible).min_by_key(|size| size.abs_diff(cluster_size));
             let advice = match nearest {

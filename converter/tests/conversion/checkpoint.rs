@@ -11,6 +11,11 @@ pub(crate) const TINY: &str = "tiny-maple-2bit";
 pub(crate) const STRESS_MLX: &str = "stress-maple-2bit";
 pub(crate) const STRESS_HF: &str = "stress-maple-hf";
 
+/// Whether an emulator runs this: a twentieth of the speed. What takes long and shows the same is left out then.
+pub(crate) fn emulated() -> bool {
+    std::env::var_os("SAMARA_EMULATED").is_some()
+}
+
 pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures")).join(name)
 }

@@ -291,7 +291,7 @@ fn built_clusters_are_the_same_from_any_number_of_threads_and_either_layout() {
     let (copy, _) = built(&Options { threads: 1, ..build(64) });
     let one = std::fs::read(copy.out("m.samara")).unwrap();
     // It would take an emulated machine half a minute.
-    let others: &[usize] = if std::env::var_os("SAMARA_EMULATED").is_some() { &[2] } else { &[2, 5] };
+    let others: &[usize] = if emulated() { &[2] } else { &[2, 5] };
     for &threads in others {
         let out = copy.out(&format!("{threads}.samara"));
         convert_to(&copy.model(), &out, &Options { threads, ..build(64) }).unwrap();
@@ -319,7 +319,7 @@ fn rows_of_zeros_and_equal_rows_have_places() {
         assert_eq!(head.broken(), [0; 0], "{cluster_size}");
     }
     // It would take an emulated machine a minute.
-    if std::env::var_os("SAMARA_EMULATED").is_some() {
+    if emulated() {
         return;
     }
     copy.edit_tensor("lm_head.weight", |bytes| bytes.fill(0));

@@ -5,10 +5,9 @@ use samara_simd::{Affine4Rows, Kernels, PANEL_ROWS, QuantizedRow};
 
 use super::{Context, head::MIN_PANELS};
 use crate::{
-    error::Error,
     flash::{Clusters, Found, HeadCounts, HeadKind, HeadMode, Search},
     model::Model,
-    spec::{HeadSpec, MatrixRef},
+    spec::MatrixRef,
 };
 
 /// A head that leaves rows out.
@@ -16,8 +15,6 @@ pub(super) struct Flash {
     mode: HeadMode,
     clusters: Clusters,
     search: Search,
-    /// Token of each row of the weight; empty when rows are in token order.
-    token_of: Vec<u32>,
     /// Clusters read, in the order of their logits in the scratch.
     read: Vec<u32>,
     /// Logits, to be ranked.
@@ -26,24 +23,17 @@ pub(super) struct Flash {
 }
 
 impl Flash {
-    pub(super) fn new(
-        model: &Model,
-        spec: &HeadSpec,
-        clusters: Clusters,
-        mode: HeadMode,
-    ) -> Result<Self, Error> {
-        let token_of = spec.token_map.as_ref().map(|map| model.token_map(map)).transpose()?;
+    pub(super) fn new(model: &Model, clusters: Clusters, mode: HeadMode) -> Self {
         model.will_need(&clusters.spec.centroids);
         let n_clusters = clusters.spec.centroids.rows;
-        Ok(Flash {
+        Flash {
             mode,
             search: Search::new(n_clusters),
-            token_of: token_of.unwrap_or_default(),
             read: Vec::with_capacity(n_clusters),
-            ranked: Vec::with_capacity(spec.weight.rows),
+            ranked: Vec::with_capacity(n_clusters * clusters.spec.cluster_size),
             counts: HeadCounts::default(),
             clusters,
-        })
+        }
     }
 
     /// Whether there are rows to leave out when the `top` largest logits matter.
@@ -61,7 +51,7 @@ impl Flash {
         top: usize,
         logits: &mut [f32],
     ) {
-        let Flash { mode, clusters, search, token_of, read, ranked, counts } = self;
+        let Flash { mode, clusters, search, read, ranked, counts } = self;
         let act = &cx.scratch.act.row(0, weight.cols);
         let centroids = &clusters.spec.centroids;
         let part = cx.model.matrix(centroids);
@@ -114,7 +104,7 @@ impl Flash {
         counts.tokens += 1;
         counts.certified += u64::from(at_once);
 
-        let token = |row: usize| token_of.get(row).map_or(row, |token| *token as usize);
+        let token = |row: usize| clusters.token_of.get(row).map_or(row, |token| *token as usize);
         logits.fill(f32::NEG_INFINITY);
         for (cluster, out) in read.iter().zip(out.chunks_exact(size)) {
             let from = *cluster as usize * size;

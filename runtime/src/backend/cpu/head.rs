@@ -56,10 +56,9 @@ impl Head {
         kernels: Kernels,
         mode: HeadMode,
     ) -> Result<Self, Error> {
-        let HeadSpec { norm, weight: _, token_map, flash } = spec;
+        let HeadSpec { norm, weight: _, token_map, flash: _ } = spec;
         let row_of = token_map.as_ref().map(|map| model.row_of(map)).transpose()?;
-        let clusters = Clusters::of(model, mode, flash.as_ref(), row_of.as_deref())?;
-        let flash = clusters.map(|clusters| Flash::new(model, spec, clusters, mode)).transpose()?;
+        let flash = Clusters::of(model, spec, mode)?.map(|clusters| Flash::new(model, clusters, mode));
         Ok(Head { norm: model.vector(&norm.weight), row_of, flash, kernels, spec: spec.clone() })
     }
 

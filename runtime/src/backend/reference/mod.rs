@@ -288,9 +288,9 @@ fn route(logits: &[f32], n_used: usize, norm_topk: bool) -> Vec<(usize, f32)> {
 
 impl Head {
     fn new(model: &Model, spec: &HeadSpec, mode: HeadMode) -> Result<Self, Error> {
-        let HeadSpec { norm: _, weight: _, token_map, flash } = spec;
+        let HeadSpec { norm: _, weight: _, token_map, flash: _ } = spec;
         let row_of = token_map.as_ref().map(|map| model.row_of(map)).transpose()?;
-        let clusters = Clusters::of(model, mode, flash.as_ref(), row_of.as_deref())?;
+        let clusters = Clusters::of(model, spec, mode)?;
         Ok(Head { spec: spec.clone(), row_of, mode, clusters, counts: HeadCounts::default() })
     }
 

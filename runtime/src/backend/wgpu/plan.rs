@@ -402,11 +402,10 @@ struct Place<'a> {
 impl Place<'_> {
     fn head(&mut self, spec: &HeadSpec) -> Result<HeadPlan, Error> {
         let Place { gpu, model, limits, list, uploads, dummy } = self;
-        let HeadSpec { norm, weight, token_map, flash } = spec;
-        let row_of = token_map.as_ref().map(|map| model.row_of(map)).transpose()?;
+        let HeadSpec { norm, weight, token_map: _, flash: _ } = spec;
         let norm = uploads.vectors(list, "norm", vec![norm.weight]);
         let split = uploads.panels(list, gpu, "head", model, weight, *dummy)?;
-        let clusters = Clusters::of(model, limits.head, flash.as_ref(), row_of.as_deref())?;
+        let clusters = Clusters::of(model, spec, limits.head)?;
         Ok(HeadPlan {
             spec: spec.clone(),
             norm,

@@ -54,13 +54,10 @@ pub(super) fn wrong(
     cpu: &Host<'_>,
     spec: &HeadSpec,
 ) -> Result<Option<Difference>, Error> {
-    let HeadSpec { norm, weight, token_map, flash } = spec;
+    let HeadSpec { norm, weight, token_map: _, flash: _ } = spec;
     let Some(head) = segment.head.as_ref().and_then(|head| head.flash.as_ref()) else { return Ok(None) };
     let (mode, scratch) = (head.mode, head.scratch);
-    let row_of = token_map.as_ref().map(|map| cpu.model.row_of(map)).transpose()?;
-    let Some(clusters) = Clusters::of(cpu.model, mode, flash.as_ref(), row_of.as_deref())? else {
-        return Ok(None);
-    };
+    let Some(clusters) = Clusters::of(cpu.model, spec, mode)? else { return Ok(None) };
     let n_clusters = clusters.spec.centroids.rows;
     // Like a row, so that not all others come into question.
     let first = Affine::of(cpu.model.matrix(weight), PANEL_ROWS, weight.cols).weights;
@@ -70,10 +67,10 @@ pub(super) fn wrong(
     let norm_weight = cpu.model.vector(&norm.weight);
     let row = Row { h: &h, norm: &norm_weight, eps: norm.eps };
     let by_token = cpu.run(&[&[0]], &mut h.clone())?;
-    let mut exact = by_token.clone();
-    if let Some(row_of) = &row_of {
-        row_of.iter().zip(&by_token).for_each(|(row, logit)| exact[*row as usize] = *logit);
-    }
+    let exact: Vec<f32> = match &clusters.token_of[..] {
+        [] => by_token,
+        token_of => token_of.iter().map(|token| by_token[*token as usize]).collect(),
+    };
     // Centroids are a head of their own.
     let centroids = HeadSpec { norm: *norm, weight: clusters.spec.centroids, token_map: None, flash: None };
     let mut scores = Host { block: &BlockSpec::Head(centroids), ..*cpu }.run(&[&[0]], &mut h.clone())?;
