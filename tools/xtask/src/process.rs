@@ -2,8 +2,11 @@
 
 use anyhow::{Context, Result, ensure};
 use std::ffi::OsStr;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 /// The workspace's root.
 pub(crate) fn root() -> PathBuf {
@@ -45,6 +48,52 @@ pub(crate) fn output(mut command: Command) -> Result<String> {
         .with_context(|| format!("{} wrote something that is not text", shown(&command)))
 }
 
+/// Runs `command` with nothing to read, and returns how it ended and what it wrote to standard output. If that takes longer than `limit`
+/// it is killed, with all that it started: `None`, and what it had written.
+///
+/// # Errors
+/// If it cannot be started.
+pub(crate) fn finished(command: &mut Command, limit: Duration) -> io::Result<(Option<ExitStatus>, Vec<u8>)> {
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(command, 0);
+    let started = Instant::now();
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+    let (sender, receiver) = mpsc::channel();
+    let mut stdout = child.stdout.take();
+    let reader = std::thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Some(n @ 1..) = stdout.as_mut().and_then(|pipe| pipe.read(&mut buffer).ok()) {
+            // Nobody listens when it is over.
+            let _ = sender.send(buffer[..n].to_vec());
+        }
+    });
+    let mut written = Vec::new();
+    // The pipe is closed when all have ended that could write to it.
+    let in_time = loop {
+        match receiver.recv_timeout(limit.saturating_sub(started.elapsed())) {
+            Ok(bytes) => written.extend(bytes),
+            Err(RecvTimeoutError::Disconnected) => break true,
+            Err(RecvTimeoutError::Timeout) => break false,
+        }
+    };
+    if !in_time {
+        kill(&mut child)?;
+    }
+    let status = child.wait()?;
+    let _ = reader.join();
+    written.extend(receiver.into_iter().flatten());
+    Ok((in_time.then_some(status), written))
+}
+
+/// Kills `child`, where there are groups of processes with all that it started.
+fn kill(child: &mut Child) -> io::Result<()> {
+    if cfg!(unix) {
+        Command::new("kill").args(["-KILL", "--", &format!("-{}", child.id())]).status().map(drop)
+    } else {
+        child.kill()
+    }
+}
+
 /// Whether `program --version` can be run.
 pub(crate) fn answers(program: impl AsRef<OsStr>) -> bool {
     let quiet = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -56,4 +105,21 @@ pub(crate) fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let args = command.get_args().map(|a| a.to_string_lossy().into_owned());
     std::iter::once(program.to_string_lossy().into_owned()).chain(args).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_end_is_killed_with_what_it_started() {
+        let finished =
+            |script: &str, limit| finished(Command::new("sh").args(["-c", script]), limit).unwrap();
+        let (status, written) = finished("printf a; sleep 0.1; printf b; exit 3", Duration::from_secs(60));
+        assert_eq!((status.and_then(|s| s.code()), &written[..]), (Some(3), &b"ab"[..]));
+        let started = Instant::now();
+        let (status, written) = finished("printf a; sleep 50 & sleep 50", Duration::from_millis(300));
+        assert_eq!((status, &written[..]), (None, &b"a"[..]));
+        assert!(started.elapsed() < Duration::from_secs(25));
+    }
 }

@@ -2,9 +2,9 @@
 //!
 //! A build has stretches in which one processor waits for another, and a test of one program uses one. So those of each
 //! platform are queued as soon as they are built, and one thread runs them in that order, two when nothing is built any more; what a
-//! program prints comes in one piece.
+//! program prints comes in one piece. One that does not end is killed, and what it has printed says where it hung.
 
-use crate::process::shown;
+use crate::process::{finished, shown};
 use crate::tally::{Tallies, Tally};
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{BufRead, BufReader};
@@ -14,6 +14,9 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// The longest that a program may run. The slowest takes three minutes.
+const LIMIT: Duration = Duration::from_secs(10 * 60);
 
 /// A test program.
 pub(crate) struct Program {
@@ -165,17 +168,19 @@ impl Run {
         let (mut tally, mut failed) = (Tally::default(), Vec::new());
         for mut command in self.commands {
             let name = shown(&command);
-            // A test may print bytes that are not text.
-            let result = match command.stdin(Stdio::null()).stderr(Stdio::inherit()).output() {
-                Ok(output) => {
-                    let text = String::from_utf8_lossy(&output.stdout);
-                    show(&format!("-- {}: {name}\n{text}", self.platform));
-                    text.lines().for_each(|line| tally.line(line.trim_end()));
-                    if output.status.success() { None } else { Some(output.status.to_string()) }
+            let result = finished(&mut command, LIMIT).map(|(end, stdout)| {
+                // A test may print bytes that are not text.
+                let text = String::from_utf8_lossy(&stdout);
+                show(&format!("-- {}: {name}\n{text}", self.platform));
+                text.lines().for_each(|line| tally.line(line.trim_end()));
+                match end {
+                    Some(status) if status.success() => None,
+                    Some(status) => Some(format!("ended with {status}")),
+                    None => Some(format!("had not ended after {} s and was killed", LIMIT.as_secs())),
                 }
-                Err(error) => Some(error.to_string()),
-            };
-            failed.extend(result.map(|why| format!("{name} ended with {why}")));
+            });
+            let fault = result.unwrap_or_else(|error| Some(format!("did not start: {error}")));
+            failed.extend(fault.map(|why| format!("{name} {why}")));
         }
         Outcome { platform: self.platform, tally, failed, took: started.elapsed() }
     }
