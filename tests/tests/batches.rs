@@ -72,7 +72,7 @@ fn more_threads_than_there_is_work_for_change_nothing() {
 
 #[test]
 fn threads_and_batches_do_not_change_a_bit() {
-    let n = if emulated() { 70 } else { 300 };
+    let n = if emulated() { 40 } else { 300 };
     let ids = ids(n);
     let of = |ids: &[u32], threads, batch, kv| {
         let options = EngineOptions { kv, ..options(Device::Cpu, threads, batch, 1) };
@@ -93,9 +93,10 @@ fn threads_and_batches_do_not_change_a_bit() {
 #[test]
 fn several_sequences_in_one_step_equal_each_alone() {
     for device in [Device::Reference, Device::Cpu] {
-        let ids = ids(120);
+        let n = if emulated() { 60 } else { 120 };
+        let ids = ids(n);
         let mut engine = engine(Fixture::Tiny, &options(device, 2, 128, 3));
-        let alone: Vec<Vec<f32>> = [(0, 40), (40, 41), (41, 120)]
+        let alone: Vec<Vec<f32>> = [(0, 20), (20, 21), (21, n)]
             .iter()
             .map(|&(from, to)| after(&mut engine, &ids[from..to], &[to - from]))
             .collect();
@@ -107,7 +108,7 @@ fn several_sequences_in_one_step_equal_each_alone() {
             logits: Logits::Last,
         };
         let together = engine
-            .forward(&Step { sequences: &[sequence(2, 0, 40), sequence(0, 40, 41), sequence(1, 41, 120)] })
+            .forward(&Step { sequences: &[sequence(2, 0, 20), sequence(0, 20, 21), sequence(1, 21, n)] })
             .expect("runs");
         assert_eq!(together, alone.concat(), "{device:?}");
     }

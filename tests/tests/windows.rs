@@ -78,7 +78,7 @@ fn full_layers_see_the_first_token_and_windows_do_not() {
             metadata.insert("model.layer_kinds", kinds);
         })
     };
-    let n = if emulated() { 100 } else { 700 };
+    let n = if emulated() { 65 } else { 700 };
     let (hay, mut needle) = (ids(n), ids(n));
     needle[0] ^= 1;
     for (model, seen) in [

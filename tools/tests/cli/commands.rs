@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 
-use crate::program::{emulated, fixture, folder, plain, run, samara, tiny};
+use crate::program::{emulated, finish, fixture, folder, plain, run, samara, tiny};
 
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
@@ -114,7 +114,7 @@ fn threads_that_cannot_start_are_done_without() {
         let mut command = samara();
         command.env("RUST_MIN_STACK", (1u64 << 46).to_string());
         command.arg("verify").arg(model).args(["-t", "8"]);
-        crate::program::Ran::from(command.output().expect("the program starts"))
+        finish(&mut command)
     };
     assert!(verify(tiny()).expect(0).out.contains("all hashes match"));
     let dir = folder();
@@ -273,8 +273,11 @@ fn perplexity_is_the_same_on_any_number_of_threads() {
     let n_tokens = tokens + 1.0;
     assert_eq!(number(&windows["tokens"]), n_tokens - (n_tokens / 64.0).ceil());
     assert_ne!(windows["nll"], one["nll"]);
-    let exact = score(&["--device", "reference"]);
-    assert!((number(&exact["nll"]) - nll).abs() < 0.01 * nll, "{exact} and {one}");
+    // It would take an emulated machine half a minute.
+    if !emulated() {
+        let exact = score(&["--device", "reference"]);
+        assert!((number(&exact["nll"]) - nll).abs() < 0.01 * nll, "{exact} and {one}");
+    }
     run(["ppl", plain(tiny()), "--file", plain(&text), "--ctx", "1"]).expect(2);
     fs::write(&text, "").expect("written");
     run(["ppl", plain(tiny()), "--file", plain(&text)]).expect(3);
@@ -667,7 +670,7 @@ fn nothing_is_styled_unless_there_is_a_terminal() {
     for (name, value) in [("TERM", "xterm-256color"), ("TERM", "dumb"), ("NO_COLOR", "1")] {
         let mut command = samara();
         command.env(name, value).arg("run").arg(tiny()).args(["-p", "Capital of Greece?", "--temp", "0"]);
-        let output = command.output().expect("the program starts");
-        assert!(!output.stdout.contains(&0x1b) && !output.stderr.contains(&0x1b), "{name}={value}");
+        let ran = finish(&mut command);
+        assert!(!ran.out.contains('\x1b') && !ran.err.contains('\x1b'), "{name}={value}");
     }
 }

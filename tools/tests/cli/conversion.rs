@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 
-use crate::program::{Ran, convert, copy_folder, fixture, folder, part_of, plain, run, samara, tiny};
+use crate::program::{convert, copy_folder, finish, fixture, folder, part_of, plain, run, samara, tiny};
 
 /// Nothing may be left of a conversion that was refused.
 fn nothing_at(out: &Path) {
@@ -36,7 +36,7 @@ fn memory_does_not_grow_with_the_checkpoint() {
     let sizes = ["--hidden-size", "1024", "--expert-size", "512", "--n-experts", "64", "--n-layers", "2"];
     let mut synth = samara();
     synth.args(["synth", "--layout", "hf", "-q", "-o"]).arg(&checkpoint).args(sizes);
-    Ran::from(synth.output().expect("the program starts")).expect(0);
+    finish(&mut synth).expect(0);
     let bytes: u64 = fs::read_dir(&checkpoint)
         .expect("a folder")
         .map(|entry| entry.expect("an entry").metadata().expect("its size").len())
@@ -380,9 +380,7 @@ fn names_outside_ascii_work() {
     convert(&checkpoint, &out, &[]).expect(0);
     let checks: [&[&str]; 3] = [&["verify"], &["inspect"], &["run", "-p", "é漢🦙", "--max-tokens", "2"]];
     for args in checks {
-        let ran: Ran =
-            samara().args(&args[..1]).arg(&out).args(&args[1..]).output().expect("the program starts").into();
-        ran.expect(0);
+        finish(samara().args(&args[..1]).arg(&out).args(&args[1..])).expect(0);
     }
 }
 

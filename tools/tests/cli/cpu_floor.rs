@@ -3,11 +3,9 @@
 //! What this machine cannot be, an emulator is: old CPUs, and one whose operating system does not save the registers of
 //! the instructions that it reports. `simd/tests/emulated_cpus.rs` shows that the emulator is what it claims.
 
-use std::process::Output;
-
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::program::{CACHES, Ran, run, samara, tiny};
+use crate::program::{CACHES, Ran, finish, run, samara, tiny};
 
 /// xxh3-128 of the logits that `bench -p 16 -n 4` ends with on the tiny model. The scalar kernels define it, and a
 /// change of their arithmetic, of the model or of those numbers changes it.
@@ -16,38 +14,38 @@ const LOGITS: &str = "7637e573cc58c9c9546e4d4814f9f374";
 const TENSORS: u128 = 0xdca0_97aa_3f39_ed34_4e13_3385_1eb6_1d16;
 
 /// Starts the program with arguments on some CPU.
-type Start<'a> = &'a dyn Fn(&[&str]) -> Output;
+type Start<'a> = &'a dyn Fn(&[&str]) -> Ran;
 
 /// The hash of the logits.
 fn logits(start: Start<'_>, isa: &str) -> String {
     let model = tiny().to_str().expect("a plain path");
     let sizes = ["-p", "16", "-n", "4", "--repetitions", "1"];
     let args = [["bench", model, "--json", "--isa", isa].as_slice(), &sizes].concat();
-    let json = Ran::from(start(&args)).expect(0).json();
+    let json = start(&args).expect(0).json();
     json["logits_hash"].as_str().expect("a hash").to_owned()
 }
 
 /// Asserts that the program works, runs `isa`, says so, and computes what it computes everywhere.
 fn check(start: Start<'_>, isa: &str) {
-    let doctor = Ran::from(start(&["doctor", "--json"])).expect(0).json();
+    let doctor = start(&["doctor", "--json"]).expect(0).json();
     assert_eq!(doctor["chosen"], isa);
     let model = tiny().to_str().expect("a plain path");
     let explained = ["run", model, "--raw", "-p", "a", "--max-tokens", "1", "--explain"];
-    let explained = Ran::from(start(&explained)).expect(0);
+    let explained = start(&explained).expect(0);
     // The fastest of those that are there, the definition only where it is alone.
     let (_, variant) = explained.err.split_once("ternary_gemv/").expect("a kernel for ternary rows");
     let sets = doctor["instruction_sets"].as_array().expect("a list");
     let mut names = sets.iter().filter(|set| set["available"] == true).filter_map(|set| set["name"].as_str());
     let runs = |name: &str| variant.starts_with(&format!("{name},"));
     assert!(names.any(|name| runs(name) && (name != "scalar" || isa == "scalar")), "{}", explained.err);
-    let demo = Ran::from(start(&["demo", "-p", "Capital of Greece?"])).expect(0);
+    let demo = start(&["demo", "-p", "Capital of Greece?"]).expect(0);
     assert!(demo.out.ends_with("The capital of Greece is Athens.\n"), "{}", demo.out);
     assert_eq!(logits(start, "auto"), LOGITS, "with {isa}");
 }
 
 #[test]
 fn logits_and_converted_weights_are_those_of_every_machine() {
-    let start: Start<'_> = &|args| samara().args(args).output().expect("the program starts");
+    let start: Start<'_> = &|args| run(args);
     assert_eq!(logits(start, "scalar"), LOGITS);
     let chosen = run(["doctor", "--json"]).expect(0).json()["chosen"].clone();
     let chosen = chosen.as_str().expect("a name");
@@ -69,7 +67,7 @@ fn kernels_are_measured_once_and_what_was_chosen_is_kept() {
         let mut command = samara();
         command.env(CACHES, cache.path());
         command.args(["run", model, "--raw", "-p", "a", "--max-tokens", "1", "--explain"]).args(more);
-        Ran::from(command.output().expect("the program starts")).expect(0).err
+        finish(&mut command).expect(0).err
     };
     explain(&[]);
     let folder = cache.path().join("samara").join("kernels");
@@ -130,10 +128,10 @@ fn an_instruction_set_that_is_not_there_is_refused() {
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod old {
-    use std::process::{Command, Output};
+    use std::process::Command;
 
     use super::{Start, check};
-    use crate::program::{Ran, clean, program, skip, tiny};
+    use crate::program::{Ran, clean, finish, program, skip, tiny};
 
     const EMULATOR: &str = "qemu-x86_64-static";
 
@@ -146,11 +144,11 @@ mod old {
         ("Skylake-Server,x-force-features=on,-xsave", "scalar", [false, false]),
     ];
 
-    fn emulate(cpu: &str, args: &[&str]) -> Output {
+    fn emulate(cpu: &str, args: &[&str]) -> Ran {
         let mut command = Command::new(EMULATOR);
         clean(&mut command).args(["-cpu", cpu]).args(program()).args(args);
         // Without one the program starts itself again, and not in the emulator.
-        command.env("XDG_RUNTIME_DIR", "/nonexistent").output().expect("the emulator starts")
+        finish(command.env("XDG_RUNTIME_DIR", "/nonexistent"))
     }
 
     /// Whether x86-64 can be emulated here; another machine that is emulated already has no old CPUs.
@@ -173,7 +171,7 @@ mod old {
         }
         for (cpu, isa, [avx, fma]) in CPUS {
             let start: Start<'_> = &|args| emulate(cpu, args);
-            let doctor = Ran::from(start(&["doctor", "--json"])).expect(0).json();
+            let doctor = start(&["doctor", "--json"]).expect(0).json();
             let features = doctor["machine"]["features"].as_array().expect("features");
             let has = |name: &str| features.iter().any(|feature| feature == name);
             // A run that had left the emulator would show this machine's on Nehalem.
@@ -194,8 +192,8 @@ mod old {
                 "ppl" => &["--file", model],
                 _ => &[],
             };
-            let refused = emulate("Nehalem", &[[command, model, "--isa", "avx2"].as_slice(), more].concat());
-            let refused = Ran::from(refused).expect(2);
+            let args = [[command, model, "--isa", "avx2"].as_slice(), more].concat();
+            let refused = emulate("Nehalem", &args).expect(2);
             assert!(refused.error().contains("cannot run avx2 kernels"), "{}", refused.err);
             assert!(refused.error().contains("use scalar"), "{}", refused.err);
         }

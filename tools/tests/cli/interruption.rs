@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::program::{Ran, convert, folder, part_of, plain, run, samara, tiny};
+use crate::program::{Ran, convert, finish, folder, part_of, plain, run, samara, tiny};
 
 /// A checkpoint that takes a moment to convert, made once.
 pub(crate) fn checkpoint() -> &'static Path {
@@ -156,8 +156,7 @@ fn arguments_that_are_no_text_are_refused_without_a_panic() {
     let bad = &no_text();
     assert!(bad.to_str().is_none());
     let check = |args: &[&std::ffi::OsStr], code: i32| {
-        let ran: Ran = samara().args(args).output().expect("the program starts").into();
-        ran.expect(code);
+        finish(samara().args(args)).expect(code);
     };
     let model = tiny().as_os_str();
     check(&["run".as_ref(), model, "-p".as_ref(), bad], 2);

@@ -5,7 +5,7 @@ use std::{fs, process::Command};
 use serde_json::Value;
 
 use crate::program::{
-    Ran, clean, convert, folder, on_small_disk, peak_memory, program, run, samara, skip, tiny,
+    Ran, clean, convert, finish, folder, on_small_disk, peak_memory, program, run, samara, skip, tiny,
 };
 
 /// The CPUs that this process may use.
@@ -96,7 +96,7 @@ fn the_first_token_does_not_take_the_whole_file() {
     let sizes = ["--hidden-size", "512", "--expert-size", "512", "--n-experts", "128", "--n-layers", "4"];
     let mut synth = samara();
     synth.arg("synth").arg("-o").arg(&checkpoint).args(["--no-flash", "--n-experts-used", "2", "-q"]);
-    Ran::from(synth.args(sizes).output().expect("the program starts")).expect(0);
+    finish(synth.args(sizes)).expect(0);
     convert(&checkpoint, &model, &["-q"]).expect(0);
     let bytes = fs::metadata(&model).expect("there").len();
     assert!(bytes > 90 << 20, "{bytes} bytes of model");

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::program::{convert, copy_folder, fixture, folder, part_of, plain, run, samara, tiny};
+use crate::program::{convert, copy_folder, finish, fixture, folder, part_of, plain, run, samara, tiny};
 
 /// Converts the checkpoint to `out`, and has every command that opens a file open it.
 fn works(checkpoint: &Path, out: &Path) {
@@ -50,10 +50,7 @@ fn long_paths_work() {
 fn a_path_from_the_current_folder_works() {
     let dir = folder();
     copy_folder(&fixture("stress-maple-2bit"), &dir.path().join("checkpoint"));
-    let in_folder = |args: &[&str]| {
-        let output = samara().current_dir(dir.path()).args(args).output().expect("the program starts");
-        crate::program::Ran::from(output)
-    };
+    let in_folder = |args: &[&str]| finish(samara().current_dir(dir.path()).args(args));
     for out in ["m.samara", "./m.samara", "checkpoint/../m.samara"] {
         in_folder(&["convert", "checkpoint", "-o", out]).expect(0);
         in_folder(&["verify", out]).expect(0);
@@ -107,9 +104,7 @@ mod windows {
         // From the current folder of a drive.
         let drive = &plain(&verbatim)[4..6];
         assert!(drive.ends_with(':'), "{drive}");
-        let in_folder = |args: &[&str]| {
-            Ran::from(samara().current_dir(dir.path()).args(args).output().expect("the program starts"))
-        };
+        let in_folder = |args: &[&str]| finish(samara().current_dir(dir.path()).args(args));
         let relative = format!("{drive}用户.samara");
         in_folder(&["convert", plain(&checkpoint), "-o", &relative]).expect(0);
         in_folder(&["verify", &relative]).expect(0);
