@@ -9,9 +9,9 @@ use std::str::FromStr;
 pub enum Isa {
     /// Plain Rust, on every machine: the definition of each operation.
     Scalar,
-    /// x86-64 with AVX2.
+    /// x86-64 with AVX2 and FMA.
     Avx2,
-    /// x86-64 with AVX2 and the integer dot product of AVX-VNNI.
+    /// x86-64 with AVX2, FMA and the integer dot product of AVX-VNNI.
     AvxVnni,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,

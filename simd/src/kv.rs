@@ -39,7 +39,7 @@ pub enum Kv<'a> {
         /// Values.
         values: &'a [f32],
     },
-    /// Upper halves of f32, rounded.
+    /// Upper halves of f32, rounded; [`KV_LEAST`] and more, or zero.
     Bf16 {
         /// Keys.
         keys: &'a [u16],
@@ -79,6 +79,10 @@ impl KvSlice<'_> {
         assert!(scales.is_none_or(|(k, v)| k >= positions && v >= positions), "scales for {n_keys} keys");
     }
 }
+
+/// The least magnitude of a bf16 element that is not zero, 2^-64. With smaller ones the last bits of attention may depend on the
+/// instruction set.
+pub const KV_LEAST: f32 = f32::from_bits((127 - 64) << 23);
 
 /// f32 elements of the running softmax of `n_queries` query heads.
 pub fn attention_state_len(n_queries: usize, head_dim: usize) -> usize {

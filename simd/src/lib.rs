@@ -26,7 +26,8 @@
 //!   of which lanes `l` and `l + 8` are added first. Exponentials
 //!   are computed here, not by the platform's libm, so they agree between machines.
 //! * Attention: scores and sums of values have no lanes, one element after the other; the keys are
-//!   taken in parts of [`KV_PART`] positions, merged in order as running softmaxes.
+//!   taken in parts of [`KV_PART`] positions, merged in order as running softmaxes. Beside bf16 or int8 elements queries and weights
+//!   are rounded to 16 bits, so that products are exact and may be fused with the sum.
 //! * Several tokens at once (gemm) give the bits of one at a time.
 //!
 //! # Dispatch
@@ -46,5 +47,5 @@ pub use activation::{
 };
 pub use isa::{Error, Isa};
 pub use kernels::{KernelId, Kernels, Op};
-pub use kv::{KV_BLOCK, KV_DIMS, KV_PART, Kv, KvSlice, attention_state_len, value_at};
+pub use kv::{KV_BLOCK, KV_DIMS, KV_LEAST, KV_PART, Kv, KvSlice, attention_state_len, value_at};
 pub use rows::{Affine4Rows, Bf16Rows, PANEL_ROWS, TernaryRows};

@@ -10,7 +10,12 @@ use samara_format::{Affine4Layout, Bf16PanelLayout, TernaryLayout};
 use crate::{activation::ACT_BLOCK, arch::generic};
 
 /// Bytes that a prefetch of rows asks for: as far as a kernel's own prefetching looks ahead in a stream.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 8192;
+
+/// Asks for [`AHEAD`] bytes from where `panels` begin.
+fn ask(panels: &[u8]) {
+    (0..AHEAD.min(panels.len())).step_by(64).for_each(|bytes| generic::prefetch(panels.as_ptr(), bytes));
+}
 
 /// Columns of a bf16 chunk.
 pub(crate) const BF16_COLS: usize = CHUNK / PANEL_ROWS / 2;
@@ -50,6 +55,15 @@ impl<'a> TernaryRows<'a> {
         Self { layout, codes, scales: &scales[..2 * PANEL_ROWS * layout.n_panels()] }
     }
 
+    /// Asks for the beginning of the panel that has `row`, which is read soon and not after its neighbour.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    #[inline]
+    pub fn prefetch(&self, row: usize) {
+        ask(self.panels_from(row / PANEL_ROWS).as_flattened());
+    }
+
     /// Number of rows, without padding.
     pub fn rows(&self) -> usize {
         self.layout.rows()
@@ -63,8 +77,13 @@ impl<'a> TernaryRows<'a> {
     /// Chunks of panel `p`, u8 `[n_blocks][128]`.
     #[inline(always)]
     pub(crate) fn panel(&self, p: usize) -> &'a [[u8; CHUNK]] {
-        let n_blocks = self.layout.n_col_blocks();
-        &self.codes.as_chunks().0[p * n_blocks..][..n_blocks]
+        &self.panels_from(p)[..self.layout.n_col_blocks()]
+    }
+
+    /// Chunks of panel `p` and of those after it.
+    #[inline(always)]
+    fn panels_from(&self, p: usize) -> &'a [[u8; CHUNK]] {
+        &self.codes.as_chunks().0[p * self.layout.n_col_blocks()..]
     }
 
     /// bf16 scales of panel `p`'s four rows, little endian.
@@ -111,8 +130,7 @@ impl<'a> Affine4Rows<'a> {
     /// # Panics
     /// If there is no such row.
     pub fn prefetch(&self, row: usize) {
-        let panel = &self.panels[row / PANEL_ROWS * self.layout.panel_len()..];
-        (0..AHEAD).step_by(64).for_each(|bytes| generic::prefetch(panel.as_ptr(), bytes));
+        ask(&self.panels[row / PANEL_ROWS * self.layout.panel_len()..]);
     }
 
     /// Panel `p`: for each group its scales and biases, bf16 `[4]` and `[4]`, and its chunk of nibbles.

@@ -184,19 +184,26 @@ fn norm_gate_and_rotation() {
     }
 }
 
-/// Keys `first..n_keys` of one kv head in parts, against the plain formula in f64; as many query heads as `n_queries`.
-fn check_attention(n_queries: usize, head_dim: usize, first: usize, n_keys: usize) {
+/// Keys `first..n_keys` of one kv head in parts, f32 or bf16, against the plain formula in f64; as many query heads as `n_queries`.
+fn check_attention(n_queries: usize, head_dim: usize, first: usize, n_keys: usize, short: bool) {
     let mut random = Random((n_keys + head_dim) as u64);
     let queries = random.f32s(n_queries * head_dim);
     let positions = n_keys.next_multiple_of(KV_BLOCK);
-    let (keys, values) = (random.f32s(positions * head_dim), random.f32s(positions * head_dim));
+    let mut bits = || -> Vec<u16> { (0..positions * head_dim).map(|_| random.bf16()).collect() };
+    let (keys16, values16) = (bits(), bits());
+    let widened = |bits: &[u16]| -> Vec<f32> { bits.iter().map(|&bits| bf16(bits)).collect() };
+    let (keys, values) = (widened(&keys16), widened(&values16));
     let scalar = Kernels::scalar();
     let empty = |n: usize| vec![0.0; n];
     let len = attention_state_len(n_queries, head_dim);
     let (mut state, mut part, mut weights) = (empty(len), empty(len), empty(n_queries * KV_PART));
     for start in (first / KV_PART * KV_PART..n_keys).step_by(KV_PART) {
         let here = start * head_dim..((start + KV_PART).min(positions)) * head_dim;
-        let kv = Kv::F32 { keys: &keys[here.clone()], values: &values[here] };
+        let kv = if short {
+            Kv::Bf16 { keys: &keys16[here.clone()], values: &values16[here] }
+        } else {
+            Kv::F32 { keys: &keys[here.clone()], values: &values[here] }
+        };
         let slice = KvSlice { kv, n_keys: (n_keys - start).min(KV_PART), head_dim };
         scalar.attention_part(&queries, &slice, first.saturating_sub(start), 0.125, &mut weights, &mut part);
         if start <= first {
@@ -217,7 +224,9 @@ fn check_attention(n_queries: usize, head_dim: usize, first: usize, n_keys: usiz
         for d in 0..head_dim {
             let value = |k: usize| score(k) / total * f64::from(values[value_at(k, d, head_dim)]);
             let expected = (first..n_keys).map(value).sum();
-            close(out[q * head_dim + d], expected, 1.0, KV_PART + head_dim);
+            // Queries and weights of 16 bits: 2^-17 of each term of a score, an eighth of the sum, and of each weight.
+            let rounded = if short { 64 * (head_dim / 8 + 2) } else { 0 };
+            close(out[q * head_dim + d], expected, 1.0, KV_PART + head_dim + rounded);
         }
     }
 }
@@ -232,7 +241,9 @@ fn attention_in_parts() {
         (2, 16, 0, 512),
         (4, 32, 255, 257),
     ] {
-        check_attention(n_queries, head_dim, first, n_keys);
+        for short in [false, true] {
+            check_attention(n_queries, head_dim, first, n_keys, short);
+        }
     }
 }
 

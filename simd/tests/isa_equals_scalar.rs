@@ -5,7 +5,9 @@ mod common;
 
 use common::{ActivationRows, Activations, Affine4, Bf16, Random, Ternary};
 use proptest::prelude::*;
-use samara_simd::{Isa, KV_BLOCK, KV_PART, Kernels, Kv, KvSlice, Op, attention_state_len, value_at};
+use samara_simd::{
+    Isa, KV_BLOCK, KV_LEAST, KV_PART, Kernels, Kv, KvSlice, Op, attention_state_len, value_at,
+};
 
 /// Inputs of every operation for one shape.
 #[derive(Clone)]
@@ -43,20 +45,22 @@ impl Attention {
         let n_keys = 1 + random.below(KV_PART as u64) as usize;
         let positions = n_keys.next_multiple_of(KV_BLOCK);
         let n_queries = 1 + random.below(9) as usize;
-        Self {
-            head_dim,
-            first: random.below(n_keys as u64) as usize,
-            n_keys,
-            queries: random.f32s(n_queries * head_dim),
-            keys: random.f32s(positions * head_dim),
-            values: random.f32s(positions * head_dim),
-            scales: random.f32s(positions),
-        }
+        // Products of the smallest are below the least normal f32.
+        let mut f32s = |n: usize| {
+            let magnitude = 2.0f32.powi([0, 0, 0, -40, -62][random.below(5) as usize]);
+            random.f32s(n).into_iter().map(|x| magnitude * x).collect()
+        };
+        let (queries, keys) = (f32s(n_queries * head_dim), f32s(positions * head_dim));
+        let (values, scales) = (f32s(positions * head_dim), f32s(positions));
+        Self { head_dim, first: random.below(n_keys as u64) as usize, n_keys, queries, keys, values, scales }
     }
 
     /// States of all formats, one after the other.
     fn parts(&self, kernels: &Kernels) -> Vec<f32> {
-        let upper = |x: &[f32]| -> Vec<u16> { x.iter().map(|x| (x.to_bits() >> 16) as u16).collect() };
+        let upper = |x: &[f32]| -> Vec<u16> {
+            let not_least = x.iter().map(|x| if x.abs() < KV_LEAST { 0.0 } else { *x });
+            not_least.map(|x| (x.to_bits() >> 16) as u16).collect()
+        };
         let small = |x: &[f32]| -> Vec<i8> { x.iter().map(|x| (x * 127.0) as i8).collect() };
         let (keys16, values16, keys8, values8) =
             (upper(&self.keys), upper(&self.values), small(&self.keys), small(&self.values));

@@ -9,7 +9,7 @@ use crate::program::{CACHES, Ran, finish, run, samara, tiny};
 
 /// xxh3-128 of the logits that `bench -p 16 -n 4` ends with on the tiny model. The scalar kernels define it, and a
 /// change of their arithmetic, of the model or of those numbers changes it.
-const LOGITS: &str = "7637e573cc58c9c9546e4d4814f9f374";
+const LOGITS: &str = "c1ecea40852e627ca9b07241651b29b0";
 /// xxh3-128 of the tiny model's file from its first tensor on.
 const TENSORS: u128 = 0xdca0_97aa_3f39_ed34_4e13_3385_1eb6_1d16;
 

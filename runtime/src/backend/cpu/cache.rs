@@ -2,7 +2,7 @@
 //! ring's end, so that a score does not depend on where a position happens to be stored.
 
 use samara_pool::{Chunks, Pool};
-use samara_simd::{KV_BLOCK, KV_DIMS, KV_PART, Kv, KvSlice, value_at};
+use samara_simd::{KV_BLOCK, KV_DIMS, KV_LEAST, KV_PART, Kv, KvSlice, value_at};
 
 use super::scratch::Worker;
 use crate::{
@@ -208,8 +208,9 @@ fn put_key<T>(key: &[f32], at: usize, blocks: &mut [T], convert: impl Fn(f32) ->
     }
 }
 
+/// Nearest bf16; zero below [`KV_LEAST`].
 fn bf16(x: f32) -> u16 {
-    half::bf16::from_f32(x).to_bits()
+    half::bf16::from_f32(if x.abs() < KV_LEAST { 0.0 } else { x }).to_bits()
 }
 
 /// Scale and its inverse of a head at one position: the largest magnitude to 127. A head below 2^-100 is zeros; one that

@@ -331,6 +331,8 @@ impl Layer {
         let (hidden_size, expert_size) = (router.cols, *expert_size);
         let (pairs, model) = (&cx.scratch.pairs[..*n_used], cx.model);
         let part = |pair: usize, part: usize| model.expert(*experts, pairs[pair].expert as usize, part);
+        let gate_up = |pair: usize, i: usize| TernaryRows::from_part(part(pair, i), expert_size, hidden_size);
+        let down = |pair: usize| TernaryRows::from_part(part(pair, 2), hidden_size, expert_size);
         let act = cx.scratch.act.row(0, hidden_size);
         let inner = &mut cx.scratch.inner[..n_used * expert_size];
         let piece = piece_of(expert_size);
@@ -339,12 +341,16 @@ impl Layer {
             1,
             &mut cx.scratch.workers,
             |w, first, run: &mut [f32]| {
-                for_each_expert(first * piece, run, expert_size, |pair, from, out| {
+                for_each_expert(first * piece, run, expert_size, |pair, from, out, goes_on| {
+                    let range = from..from + out.len();
                     let (gate, up) = (&mut w.gate[..out.len()], &mut w.up[..out.len()]);
-                    for (i, out) in [(0, &mut *gate), (1, &mut *up)] {
-                        let rows = TernaryRows::from_part(part(pair, i), expert_size, hidden_size);
-                        kernels.ternary_gemv(&rows, &act, from..from + out.len(), out);
+                    // Each stream is asked for while the one before it is read.
+                    gate_up(pair, 1).prefetch(from);
+                    kernels.ternary_gemv(&gate_up(pair, 0), &act, range.clone(), gate);
+                    if goes_on {
+                        gate_up(pair + 1, 0).prefetch(0);
                     }
+                    kernels.ternary_gemv(&gate_up(pair, 1), &act, range, up);
                     kernels.swiglu_clamped(gate, up, *gate_max, *up_abs_max, out);
                 });
             },
@@ -357,9 +363,11 @@ impl Layer {
         let y = &mut cx.scratch.y[..n_used * hidden_size];
         let piece = piece_of(hidden_size);
         cx.pool.run(Chunks::new(y, piece), 1, &mut cx.scratch.workers, |_, first, run: &mut [f32]| {
-            for_each_expert(first * piece, run, hidden_size, |pair, from, out| {
-                let rows = TernaryRows::from_part(part(pair, 2), hidden_size, expert_size);
-                kernels.ternary_gemv(&rows, &acts.row(pair), from..from + out.len(), out);
+            for_each_expert(first * piece, run, hidden_size, |pair, from, out, goes_on| {
+                if goes_on {
+                    down(pair + 1).prefetch(0);
+                }
+                kernels.ternary_gemv(&down(pair), &acts.row(pair), from..from + out.len(), out);
             });
         });
         cx.clock.lap("down", bytes(2));
@@ -457,18 +465,19 @@ fn matmul(
     });
 }
 
-/// Cuts a run that begins at element `at` where experts of `size` elements meet: `work(expert, first element, part)`.
+/// Cuts a run that begins at element `at` where experts of `size` elements meet: `work(expert, first element, part, whether the
+/// next expert follows)`.
 fn for_each_expert(
     at: usize,
     mut run: &mut [f32],
     size: usize,
-    mut work: impl FnMut(usize, usize, &mut [f32]),
+    mut work: impl FnMut(usize, usize, &mut [f32], bool),
 ) {
     let mut at = at;
     while !run.is_empty() {
         let (part, rest) = run.split_at_mut(run.len().min(size - at % size));
         let len = part.len();
-        work(at / size, at % size, part);
+        work(at / size, at % size, part, !rest.is_empty());
         (at, run) = (at + len, rest);
     }
 }

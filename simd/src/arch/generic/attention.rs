@@ -3,12 +3,17 @@
 //! Keys are looked at in parts of [`KV_PART`] positions. A part's result is kept as a running softmax, the
 //! sum of weighted values beside the largest score and the sum of weights, and results are merged in the
 //! order of positions, so the answer does not depend on who computed which part.
+//!
+//! Nearly all the work is `sum += a * b`, with an element of the cache for `b`. An element of 8 bits, bf16's or an int8, times
+//! a number of 16 is exact in f32, and then one rounding, that of a fused multiply-add, is the same as those of a product and
+//! a sum. So queries and weights are rounded to 16 bits, which costs 2^-17 of them where the cache costs 2^-9, and each instruction
+//! set takes the faster of both. An f32 cache is never fused.
 
 use crate::KvSlice;
 use crate::activation::LANES;
 use crate::arch::generic::exp::exp;
 use crate::arch::generic::{prefetch, tree};
-use crate::kv::{KV_BLOCK, KV_DIMS, KV_PART, Kv};
+use crate::kv::{KV_BLOCK, KV_DIMS, KV_LEAST, KV_PART, Kv};
 
 /// How far ahead of a stream of keys or values to prefetch, bytes: the machine's own prefetching ends with a page.
 const PREFETCH: usize = 4096;
@@ -16,8 +21,30 @@ const PREFETCH: usize = 4096;
 /// Bytes of a cache line, on most machines.
 const LINE: usize = 64;
 
+/// Queries and weights below this are zero: the last bit of a product with an element of [`KV_LEAST`] or more is not below f32's
+/// least, 2^-149.
+const LEAST: f32 = 2.0 * KV_LEAST;
+const _: () = assert!(LEAST * KV_LEAST >= f32::MIN_POSITIVE / 2.0);
+
+/// `x` rounded to 16 significant bits (Dekker, A floating-point technique for extending the available precision, 1971),
+/// zero below [`LEAST`]; NaN if it is no number, or 2^119 and more.
+#[inline(always)]
+fn short(x: f32) -> f32 {
+    let scaled = x * 257.0;
+    let rounded = scaled - (scaled - x);
+    if rounded.abs() < LEAST { 0.0 } else { rounded }
+}
+
+/// `a * b + c`, in one operation if `FUSED`.
+#[inline(always)]
+fn mul_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
 /// One element of the cache.
 trait Element: Copy {
+    /// Whether it has 8 significant bits.
+    const SHORT: bool;
     /// Dimensions of a block of keys in a cache line.
     const KEYS_A_LINE: usize = at_least_one(LINE / (KV_BLOCK * size_of::<Self>()));
     /// Positions of a block of values in a cache line.
@@ -32,6 +59,8 @@ const fn at_least_one(n: usize) -> usize {
 }
 
 impl Element for f32 {
+    const SHORT: bool = false;
+
     #[inline(always)]
     fn widen(self) -> f32 {
         self
@@ -40,6 +69,8 @@ impl Element for f32 {
 
 /// bf16.
 impl Element for u16 {
+    const SHORT: bool = true;
+
     #[inline(always)]
     fn widen(self) -> f32 {
         f32::from_bits(u32::from(self) << 16)
@@ -47,6 +78,8 @@ impl Element for u16 {
 }
 
 impl Element for i8 {
+    const SHORT: bool = true;
+
     #[inline(always)]
     fn widen(self) -> f32 {
         f32::from(self)
@@ -54,9 +87,10 @@ impl Element for i8 {
 }
 
 /// Fills `state`, `[n_queries, head_dim]` sums, then `[n_queries]` largest scores and `[n_queries]` sums of weights,
-/// for the keys `keys` of `kv`, whose first position is a multiple of [`KV_PART`]. `weights` is `[n_queries, KV_PART]`.
+/// for the keys `first..` of `kv`, whose first position is a multiple of [`KV_PART`]. `weights` is `[n_queries, KV_PART]`. If
+/// `FUSED`, by fused multiply-adds where that changes no bit.
 #[inline(always)]
-pub(crate) fn attention_part(
+pub(crate) fn attention_part<const FUSED: bool>(
     queries: &[f32],
     kv: &KvSlice<'_>,
     first: usize,
@@ -81,22 +115,22 @@ pub(crate) fn attention_part(
         let run = Run { queries, keys: keys.clone(), head_dim, scale };
         match (kv, n) {
             (Kv::F32 { keys, values }, 4) => {
-                run.all::<f32, 4>(keys, values, None, weights, largest, totals, sums)
+                run.all::<f32, 4, false>(keys, values, None, weights, largest, totals, sums)
             }
             (Kv::F32 { keys, values }, _) => {
-                run.all::<f32, 1>(keys, values, None, weights, largest, totals, sums)
+                run.all::<f32, 1, false>(keys, values, None, weights, largest, totals, sums)
             }
             (Kv::Bf16 { keys, values }, 4) => {
-                run.all::<u16, 4>(keys, values, None, weights, largest, totals, sums)
+                run.all::<u16, 4, FUSED>(keys, values, None, weights, largest, totals, sums)
             }
             (Kv::Bf16 { keys, values }, _) => {
-                run.all::<u16, 1>(keys, values, None, weights, largest, totals, sums)
+                run.all::<u16, 1, FUSED>(keys, values, None, weights, largest, totals, sums)
             }
             (Kv::Q8 { keys, key_scales, values, value_scales }, n) => {
                 let scales = Some((key_scales, value_scales));
                 match n {
-                    4 => run.all::<i8, 4>(keys, values, scales, weights, largest, totals, sums),
-                    _ => run.all::<i8, 1>(keys, values, scales, weights, largest, totals, sums),
+                    4 => run.all::<i8, 4, FUSED>(keys, values, scales, weights, largest, totals, sums),
+                    _ => run.all::<i8, 1, FUSED>(keys, values, scales, weights, largest, totals, sums),
                 }
             }
         }
@@ -115,7 +149,7 @@ struct Run<'a> {
 impl Run<'_> {
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "the slices of a state and a cache, each once")]
-    fn all<T: Element, const N: usize>(
+    fn all<T: Element, const N: usize, const FUSED: bool>(
         &self,
         keys: &[T],
         values: &[T],
@@ -125,24 +159,27 @@ impl Run<'_> {
         totals: &mut [f32],
         sums: &mut [f32],
     ) {
-        self.scores::<T, N>(keys, scales.map(|(keys, _)| keys), weights);
+        // The sums have the shape of the queries, and are not needed yet.
+        sums.iter_mut().zip(self.queries).for_each(|(out, &x)| *out = if T::SHORT { short(x) } else { x });
+        self.scores::<T, N, FUSED>(sums, keys, scales.map(|(keys, _)| keys), weights);
         for ((weights, largest), total) in weights.iter_mut().zip(largest).zip(totals) {
-            (*largest, *total) = self.softmax(weights);
+            (*largest, *total) = self.softmax::<T>(weights);
         }
         if let Some((_, scales)) = scales {
             for weights in weights.iter_mut() {
                 for (weight, scale) in weights[self.keys.clone()].iter_mut().zip(&scales[self.keys.clone()]) {
-                    *weight *= scale;
+                    *weight = short(*weight * scale);
                 }
             }
         }
-        self.values::<T, N>(values, weights, sums);
+        self.values::<T, N, FUSED>(values, weights, sums);
     }
 
     /// `weights[q][key] = query . key * scale`: dimensions ascending, one key a lane.
     #[inline(always)]
-    fn scores<T: Element, const N: usize>(
+    fn scores<T: Element, const N: usize, const FUSED: bool>(
         &self,
+        queries: &[f32],
         keys: &[T],
         scales: Option<&[f32]>,
         weights: &mut [[f32; KV_PART]],
@@ -151,8 +188,8 @@ impl Run<'_> {
         for block in blocks {
             let len = KV_BLOCK * self.head_dim;
             let keys = keys[block * len..][..len].as_chunks::<KV_BLOCK>().0;
-            let queries = std::array::from_fn(|q| &self.queries[q * self.head_dim..][..keys.len()]);
-            let sums = dot_block::<T, N>(keys, queries);
+            let queries = std::array::from_fn(|q| &queries[q * self.head_dim..][..keys.len()]);
+            let sums = dot_block::<T, N, FUSED>(keys, queries);
             // A copy, so that it cannot be what is written below; times 1 changes no bit.
             let scales = scales.map_or([1.0; KV_BLOCK], |scales| scales.as_chunks::<KV_BLOCK>().0[block]);
             for (weights, sums) in weights.iter_mut().zip(&sums) {
@@ -164,10 +201,10 @@ impl Run<'_> {
         }
     }
 
-    /// Scores to `exp(score - largest)`, the largest and the sum of weights: key `i` in lane `i % 8`, then the tree. The sum
+    /// Scores to weights, `exp(score - largest)`, the largest score and the sum of weights: key `i` in lane `i % 8`, then the tree. The sum
     /// is NaN when a score is.
     #[inline(always)]
-    fn softmax(&self, weights: &mut [f32; KV_PART]) -> (f32, f32) {
+    fn softmax<T: Element>(&self, weights: &mut [f32; KV_PART]) -> (f32, f32) {
         let blocks = self.keys.start / KV_BLOCK * KV_BLOCK..self.keys.end.next_multiple_of(KV_BLOCK);
         weights[blocks.start..self.keys.start].fill(f32::NEG_INFINITY);
         weights[self.keys.end..blocks.end].fill(f32::NEG_INFINITY);
@@ -182,7 +219,8 @@ impl Run<'_> {
         let mut sums = [0.0f32; LANES];
         for weights in weights {
             for l in 0..LANES {
-                weights[l] = exp(weights[l] - largest);
+                let weight = exp(weights[l] - largest);
+                weights[l] = if T::SHORT { short(weight) } else { weight };
                 sums[l] += weights[l];
             }
         }
@@ -192,7 +230,12 @@ impl Run<'_> {
     /// `sums[q] = Σ weights[q][key] * value`: keys ascending, one dimension a lane. Values are read in the order in which
     /// they are stored.
     #[inline(always)]
-    fn values<T: Element, const N: usize>(&self, values: &[T], weights: &[[f32; KV_PART]], sums: &mut [f32]) {
+    fn values<T: Element, const N: usize, const FUSED: bool>(
+        &self,
+        values: &[T],
+        weights: &[[f32; KV_PART]],
+        sums: &mut [f32],
+    ) {
         sums.fill(0.0);
         let blocks = values.chunks_exact(KV_BLOCK * self.head_dim).zip((0..).step_by(KV_BLOCK));
         for (values, start) in blocks.skip(self.keys.start / KV_BLOCK) {
@@ -208,11 +251,12 @@ impl Run<'_> {
                 let columns = &columns[keys.start * width..keys.end * width];
                 let sums = sums.chunks_exact_mut(self.head_dim).map(|sums| &mut sums[from..from + width]);
                 if width == KV_DIMS {
-                    add_columns::<T, N>(columns.as_chunks().0, weights, sums);
+                    add_columns::<T, N, FUSED>(columns.as_chunks().0, weights, sums);
                 } else {
                     for (sums, weights) in sums.zip(weights) {
                         for (value, weight) in columns.chunks_exact(width).zip(weights) {
-                            sums.iter_mut().zip(value).for_each(|(sum, v)| *sum += weight * v.widen());
+                            let sums = sums.iter_mut().zip(value);
+                            sums.for_each(|(sum, v)| *sum = mul_add::<FUSED>(*weight, v.widen(), *sum));
                         }
                     }
                 }
@@ -224,7 +268,7 @@ impl Run<'_> {
 
 /// `sums[q][key] = query . key` for the keys of a block: dimensions ascending, one key a lane.
 #[inline(always)]
-fn dot_block<T: Element, const N: usize>(
+fn dot_block<T: Element, const N: usize, const FUSED: bool>(
     keys: &[[T; KV_BLOCK]],
     queries: [&[f32]; N],
 ) -> [[f32; KV_BLOCK]; N] {
@@ -236,7 +280,7 @@ fn dot_block<T: Element, const N: usize>(
             for (sums, query) in sums.iter_mut().zip(queries) {
                 let query = query[line * T::KEYS_A_LINE + i];
                 for l in 0..KV_BLOCK {
-                    sums[l] += query * key[l];
+                    sums[l] = mul_add::<FUSED>(query, key[l], sums[l]);
                 }
             }
         }
@@ -246,7 +290,7 @@ fn dot_block<T: Element, const N: usize>(
 
 /// `sums[q] += Σ weights[q][key] * values[key]`, keys ascending.
 #[inline(always)]
-fn add_columns<'a, T: Element, const N: usize>(
+fn add_columns<'a, T: Element, const N: usize, const FUSED: bool>(
     values: &[[T; KV_DIMS]],
     weights: [&[f32]; N],
     sums: impl Iterator<Item = &'a mut [f32]>,
@@ -265,7 +309,7 @@ fn add_columns<'a, T: Element, const N: usize>(
         for (lanes, weights) in lanes.iter_mut().zip(weights) {
             let weight = weights[key];
             for l in 0..KV_DIMS {
-                lanes[l] += weight * value[l];
+                lanes[l] = mul_add::<FUSED>(weight, value[l], lanes[l]);
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Loops written once. Each instruction set compiles them in a shell of its own (`dense.rs`), where the
-//! compiler may use wider registers; Rust never fuses or reorders f32 operations, so the bits agree.
+//! compiler may use wider registers; Rust never fuses or reorders f32 operations, so the bits agree. What is fused, of attention,
+//! is so where that changes no bit.
 
 pub(crate) mod attention;
 pub(crate) mod bf16;
@@ -35,20 +36,21 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     tree(lanes)
 }
 
-/// Asks for the cache line that is `bytes` after `value`. It may lie past the end of what `value` is in: a prefetch is a hint
-/// and does not fault.
+/// Asks for the cache line that is `bytes` after `value`, in the second cache: what is asked for in the first one waits for the few
+/// buffers that loads need (`benches/kernels.rs`: 4-bit rows at 17 instead of 22 GB/s). It may lie past the end of what `value` is
+/// in: a prefetch is a hint and does not fault.
 #[inline(always)]
 pub(crate) fn prefetch<T>(value: *const T, bytes: usize) {
     let line = value.cast::<i8>().wrapping_add(bytes);
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of x86-64, and a prefetch does not fault.
     unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line);
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line);
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: a prefetch does not fault and changes no register or memory.
     unsafe {
-        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = line;
@@ -71,7 +73,8 @@ macro_rules! dense_shells {
     };
 }
 
-/// The table of dense operations: `dense_table!(#[attributes])` in each instruction set's `dense.rs`.
+/// The table of dense operations: `dense_table!(#[attributes])` in each instruction set's `dense.rs`, which has a `FUSED`: whether one
+/// instruction multiplies and adds.
 macro_rules! dense_table {
     ($($attribute:tt)*) => {
         $crate::arch::generic::dense_shells! {
@@ -93,7 +96,7 @@ macro_rules! dense_table {
             $crate::arch::generic::softmax::softmax as fn softmax(x: &mut [f32]);
             $crate::arch::generic::router::top_k_router as fn top_k_router(
                 logits: &mut [f32], normalize: bool, experts: &mut [u32], weights: &mut [f32]);
-            $crate::arch::generic::attention::attention_part as fn attention_part(
+            $crate::arch::generic::attention::attention_part::<FUSED> as fn attention_part(
                 queries: &[f32], kv: &$crate::KvSlice<'_>, first: usize, scale: f32,
                 weights: &mut [f32], state: &mut [f32]);
             $crate::arch::generic::attention::attention_merge as fn attention_merge(

@@ -1,3 +1,5 @@
 //! The f32 operations, for any machine.
 
+const FUSED: bool = false;
+
 crate::arch::generic::dense_table!();

@@ -10,7 +10,7 @@ macro_rules! affine4_kernels {
         use super::*;
         use crate::activation::{ACT_HALF, LANES, QuantizedRow, QuantizedRows};
         use crate::arch::scalar::{self, affine4::SPAN_GROUPS};
-        use crate::arch::x86_64::{GEMM_TOKENS, PanelLanes, RUN_BLOCKS, Unpacked, acts_of, prefetch, put, tile, tile_len};
+        use crate::arch::x86_64::{GEMM_TOKENS, PanelLanes, RUN_BLOCKS, Unpacked, acts_of, prefetch, prefetch_within, put, tile, tile_len};
         use crate::rows::{Affine4Rows, CHUNK, PANEL_ROWS};
 
         const RUN_GROUPS: usize = 2 * RUN_BLOCKS;
@@ -23,18 +23,21 @@ macro_rules! affine4_kernels {
             panels: Range<usize>,
             out: &mut [f32],
         ) {
+            // Clusters of a head lie anywhere: what is after them would be read in vain.
+            let Some(last) = panels.clone().last() else { return };
+            let end = rows.panel(last).1.as_ptr_range().end.cast();
             for (p, out) in panels.zip(out.chunks_mut(PANEL_ROWS)) {
-                put(panel_dots(rows, p, act), out);
+                put(panel_dots(rows, p, act, end), out);
             }
         }
 
         /// The four rows of panel `p` times `act`; groups ascending.
         #[inline]
         #[target_feature(enable = $features)]
-        fn panel_dots(rows: &Affine4Rows<'_>, p: usize, act: &QuantizedRow<'_>) -> __m128 {
+        fn panel_dots(rows: &Affine4Rows<'_>, p: usize, act: &QuantizedRow<'_>, end: *const u8) -> __m128 {
             let (header, chunks) = rows.panel(p);
             for lines in header.as_flattened().as_chunks().0 {
-                prefetch(lines);
+                prefetch_within(lines, end);
             }
             let halves = act.q().as_chunks::<ACT_HALF>().0;
             let mut lanes = [zero_lanes(); VECTORS];
@@ -45,7 +48,7 @@ macro_rules! affine4_kernels {
             for (((header, chunks), halves), (act_scales, offsets)) in spans.zip(inputs) {
                 let mut span = [zero_lanes(); VECTORS];
                 for (((affine, chunk), q), &offset) in header.iter().zip(chunks).zip(halves).zip(offsets) {
-                    prefetch(chunk);
+                    prefetch_within(chunk, end);
                     let q = q.as_chunks::<32>().0;
                     let (low, high) = (load_q(&q[0]), load_q(&q[1]));
                     let affine = load_bf16(affine);
@@ -53,10 +56,11 @@ macro_rules! affine4_kernels {
                     biases = _mm_add_ps(biases, _mm_mul_ps(bias, _mm_set1_ps(offset)));
                     let scales = by_row(affine);
                     for (v, span) in span.iter_mut().enumerate() {
+                        // A scale has 8 significant bits, a sum of 8 products of 4 and 7 bits at most 14.
                         let nibbles = load_codes(chunk, v);
                         let products = dot(zero(), bits::<0, 15>(nibbles), low);
                         let products = dot(products, bits::<4, 15>(nibbles), high);
-                        *span = add_product(*span, scales[v], sums(products));
+                        *span = add_exact(*span, scales[v], sums(products));
                     }
                 }
                 let act_scales = load_scales(act_scales);
@@ -192,7 +196,7 @@ macro_rules! affine4_kernels {
                             for v in 0..VECTORS {
                                 let products = dot(zero(), load_codes(low, v), q_low);
                                 let products = dot(products, load_codes(high, v), q_high);
-                                span[t][v] = add_product(span[t][v], row_scales[v], sums(products));
+                                span[t][v] = add_exact(span[t][v], row_scales[v], sums(products));
                             }
                             let offset = _mm_set1_ps(offsets[t][g]);
                             biases[t] = _mm_add_ps(biases[t], _mm_mul_ps(row_biases, offset));

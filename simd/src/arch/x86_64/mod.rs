@@ -26,7 +26,7 @@ use crate::rows::{CHUNK, PANEL_ROWS};
 
 /// How far ahead of a panel stream to prefetch, bytes (`benches/ternary_layout.rs`). Every line of a stream
 /// must be asked for: a gap of one panel header costs half the speed.
-const PREFETCH: usize = 4096;
+const PREFETCH: usize = 8192;
 
 /// Blocks of a panel that a gemm unpacks at a time: 8 KiB of bytes, which stay in the first cache.
 const RUN_BLOCKS: usize = 2048 / ACT_BLOCK;
@@ -44,6 +44,20 @@ struct PanelLanes([[f32; LANES]; PANEL_ROWS]);
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Unpacked<const PLANES: usize>([[u8; CHUNK]; PLANES]);
+
+/// Asks for the first [`PREFETCH`] bytes of a stream.
+#[inline(always)]
+fn prefetch_first(chunk: &[u8; CHUNK]) {
+    (0..PREFETCH).step_by(64).for_each(|bytes| generic::prefetch(chunk.as_ptr(), bytes));
+}
+
+/// Asks for the two cache lines [`PREFETCH`] bytes after `chunk`, unless they are after `end`.
+#[inline(always)]
+fn prefetch_within(chunk: &[u8; CHUNK], end: *const u8) {
+    if chunk.as_ptr().wrapping_add(PREFETCH) < end {
+        prefetch(chunk);
+    }
+}
 
 /// Asks for the two cache lines [`PREFETCH`] bytes after `chunk`.
 #[inline(always)]

@@ -10,7 +10,8 @@ macro_rules! ternary_kernels {
         use super::*;
         use crate::activation::{ACT_BLOCK, LANES, QuantizedRow, QuantizedRows, SPAN_BLOCKS};
         use crate::arch::x86_64::{
-            GEMM_TOKENS, PanelLanes, RUN_BLOCKS, Unpacked, acts_of, prefetch, put, row_scales, tile, tile_len,
+            GEMM_TOKENS, PanelLanes, RUN_BLOCKS, Unpacked, acts_of, prefetch, prefetch_first, put, row_scales,
+            tile, tile_len,
         };
         use crate::rows::{CHUNK, PANEL_ROWS, TernaryRows};
 
@@ -23,55 +24,84 @@ macro_rules! ternary_kernels {
             out: &mut [f32],
         ) {
             let correction = _mm_set1_ps(act.correction());
-            for (p, out) in panels.zip(out.chunks_mut(PANEL_ROWS)) {
-                let [sums] = trees([panel_lanes(rows.panel(p), act)]);
-                put(_mm_mul_ps(_mm_sub_ps(sums, correction), row_scales(rows.panel_scales(p))), out);
+            let (mut panels, mut out) = (panels, out.chunks_mut(PANEL_ROWS));
+            if !panels.is_empty() {
+                prefetch_first(&rows.panel(panels.start)[0]);
+            }
+            let mut finish = |p: usize, sums: __m128| {
+                if let Some(out) = out.next() {
+                    put(_mm_mul_ps(_mm_sub_ps(sums, correction), row_scales(rows.panel_scales(p))), out);
+                }
+            };
+            while panels.len() >= TREES {
+                let first = panels.start;
+                panels.start += TREES;
+                let mut lanes = [[zero_lanes(); VECTORS]; TREES];
+                for (p, lanes) in (first..).step_by(PANELS).zip(lanes.as_chunks_mut::<PANELS>().0) {
+                    *lanes = panel_lanes(std::array::from_fn(|i| rows.panel(p + i)), act);
+                }
+                (first..).zip(trees(lanes)).for_each(|(p, sums)| finish(p, sums));
+            }
+            for p in panels {
+                let [sums] = trees(panel_lanes([rows.panel(p)], act));
+                finish(p, sums);
             }
         }
 
-        /// Σ over spans of scale * code sum, by row and lane; spans ascending.
+        /// Of panels, Σ over spans of scale * code sum, by row and lane; spans ascending.
         #[inline]
         #[target_feature(enable = $features)]
-        fn panel_lanes(panel: &[[u8; CHUNK]], act: &QuantizedRow<'_>) -> [Float; VECTORS] {
-            let mut lanes = [zero_lanes(); VECTORS];
-            let (spans, last) = panel.as_chunks::<SPAN_BLOCKS>();
-            let (q_spans, q_last) = act.q_blocks().as_chunks::<SPAN_BLOCKS>();
-            let (scales, last_scales) = act.span_scales().split_at(spans.len());
-            for ((chunks, q), scales) in spans.iter().zip(q_spans).zip(scales) {
-                lanes = add_span(lanes, chunks, q, scales);
+        fn panel_lanes<const N: usize>(
+            panels: [&[[u8; CHUNK]]; N],
+            act: &QuantizedRow<'_>,
+        ) -> [[Float; VECTORS]; N] {
+            let mut lanes = [[zero_lanes(); VECTORS]; N];
+            let q_spans = act.q_blocks().chunks(SPAN_BLOCKS);
+            let whole = panels[0].len() / SPAN_BLOCKS;
+            for (span, (q, scales)) in q_spans.zip(act.span_scales()).enumerate() {
+                let from = span * SPAN_BLOCKS;
+                if span < whole {
+                    let q = q.first_chunk().expect("a whole span");
+                    let chunks = panels.map(|panel| panel[from..].first_chunk().expect("a whole span"));
+                    lanes = add_span::<N, SPAN_BLOCKS>(lanes, chunks, q, scales);
+                } else {
+                    let chunks = panels.map(|panel| panel[from..].first_chunk().expect("half a span"));
+                    lanes = add_span::<N, 1>(lanes, chunks, q.first_chunk().expect("half a span"), scales);
+                }
             }
-            match last_scales {
-                [scales] => add_span(lanes, last, q_last, scales),
-                _ => lanes,
-            }
+            lanes
         }
 
         /// `lanes` and scale * code sum of one span.
         #[inline]
         #[target_feature(enable = $features)]
-        fn add_span(
-            mut lanes: [Float; VECTORS],
-            chunks: &[[u8; CHUNK]],
-            q: &[[i8; ACT_BLOCK]],
+        fn add_span<const N: usize, const BLOCKS: usize>(
+            mut lanes: [[Float; VECTORS]; N],
+            chunks: [&[[u8; CHUNK]; BLOCKS]; N],
+            q: &[[i8; ACT_BLOCK]; BLOCKS],
             scales: &[f32; LANES],
-        ) -> [Float; VECTORS] {
+        ) -> [[Float; VECTORS]; N] {
             // Even planes, and odd ones four times too large: that saves shifts.
-            let (mut even, mut odd) = ([zero(); VECTORS], [zero(); VECTORS]);
-            for (chunk, q) in chunks.iter().zip(q) {
-                prefetch(chunk);
+            let (mut even, mut odd) = ([[zero(); VECTORS]; N], [[zero(); VECTORS]; N]);
+            for (block, q) in q.iter().enumerate() {
                 let q = q.as_chunks::<32>().0;
                 let q = [load_q(&q[0]), load_q(&q[1]), load_q(&q[2]), load_q(&q[3])];
-                for v in 0..VECTORS {
-                    let codes = load_codes(chunk, v);
-                    even[v] = dot(even[v], bits::<0, 0b0011>(codes), q[0]);
-                    odd[v] = dot(odd[v], bits::<0, 0b1100>(codes), q[1]);
-                    even[v] = dot(even[v], bits::<4, 0b0011>(codes), q[2]);
-                    odd[v] = dot(odd[v], bits::<4, 0b1100>(codes), q[3]);
+                for p in 0..N {
+                    prefetch(&chunks[p][block]);
+                    for v in 0..VECTORS {
+                        let codes = load_codes(&chunks[p][block], v);
+                        even[p][v] = dot(even[p][v], bits::<0, 0b0011>(codes), q[0]);
+                        odd[p][v] = dot(odd[p][v], bits::<0, 0b1100>(codes), q[1]);
+                        even[p][v] = dot(even[p][v], bits::<4, 0b0011>(codes), q[2]);
+                        odd[p][v] = dot(odd[p][v], bits::<4, 0b1100>(codes), q[3]);
+                    }
                 }
             }
             let scales = load_scales(scales);
-            for v in 0..VECTORS {
-                lanes[v] = add_product(lanes[v], scales, sums(add_quarter(even[v], odd[v])));
+            for p in 0..N {
+                for v in 0..VECTORS {
+                    lanes[p][v] = add_product(lanes[p][v], scales, sums(add_quarter(even[p][v], odd[p][v])));
+                }
             }
             lanes
         }

@@ -12,6 +12,12 @@ pub(super) type Float = __m256;
 /// Vectors of a panel.
 pub(super) const VECTORS: usize = 4;
 
+/// Panels of a gemv that share the loads of activations: registers are few.
+pub(super) const PANELS: usize = 1;
+
+/// Panels of a gemv whose [`trees`] are one.
+pub(super) const TREES: usize = 1;
+
 /// Tokens of a gemm's tile: 8 of 16 registers are sums.
 pub(super) const TILE: usize = 2;
 
@@ -73,6 +79,13 @@ pub(super) fn store_panel(to: &mut PanelLanes, lanes: [Float; VECTORS]) {
 #[target_feature(enable = "avx2")]
 pub(super) fn bits<const SHIFT: i32, const MASK: i8>(bits: Int) -> Int {
     _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(bits), _mm256_set1_epi8(MASK))
+}
+
+/// `sum + a * b` for an `a * b` that f32 has exactly.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn add_exact(sum: Float, a: Float, b: Float) -> Float {
+    _mm256_fmadd_ps(a, b, sum)
 }
 
 /// `sum + a * b`, rounded twice.

@@ -15,6 +15,12 @@ pub(super) type Float = __m512;
 /// Vectors of a panel.
 pub(super) const VECTORS: usize = 2;
 
+/// Panels of a gemv that share the loads of activations.
+pub(super) const PANELS: usize = 2;
+
+/// Panels of a gemv whose [`trees`] are one: four cost no more.
+pub(super) const TREES: usize = 4;
+
 /// Tokens of a gemm's tile: 24 of 32 registers are sums.
 pub(super) const TILE: usize = 6;
 
@@ -75,6 +81,13 @@ pub(super) fn store_panel(to: &mut PanelLanes, lanes: [Float; VECTORS]) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn bits<const SHIFT: u32, const MASK: i8>(bits: Int) -> Int {
     _mm512_and_si512(_mm512_srli_epi16::<SHIFT>(bits), _mm512_set1_epi8(MASK))
+}
+
+/// `sum + a * b` for an `a * b` that f32 has exactly.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn add_exact(sum: Float, a: Float, b: Float) -> Float {
+    _mm512_fmadd_ps(a, b, sum)
 }
 
 /// `sum + a * b`, rounded twice.

@@ -1,3 +1,3 @@
 //! 4-bit affine rows times int8 activations.
 
-affine4_kernels!("avx2");
+affine4_kernels!("avx2,fma");

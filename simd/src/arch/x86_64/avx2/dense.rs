@@ -1,3 +1,5 @@
 //! The f32 operations, compiled for AVX2.
 
-crate::arch::generic::dense_table!(#[target_feature(enable = "avx2")]);
+const FUSED: bool = true;
+
+crate::arch::generic::dense_table!(#[target_feature(enable = "avx2,fma")]);

@@ -16,9 +16,10 @@ use crate::activation::SPAN_BLOCKS;
 const _: () = assert!(SPAN_BLOCKS * 2 * (2 * 12 * 128) <= i16::MAX as usize);
 
 pulp::simd_type! {
-    /// Proof that this machine runs AVX2: `try_new` asks the CPU and the operating system.
+    /// Proof that this machine runs AVX2 and FMA: `try_new` asks the CPU and the operating system.
     pub struct Avx2 {
         avx2: "avx2",
+        fma: "fma",
     }
 }
 

@@ -13,6 +13,7 @@ pulp::simd_type! {
     /// Proof that this machine runs AVX-512 F, BW, DQ and VL: `try_new` asks the CPU and the operating system.
     pub(crate) struct Avx512 {
         avx2: "avx2",
+        fma: "fma",
         avx512f: "avx512f",
         avx512bw: "avx512bw",
         avx512dq: "avx512dq",

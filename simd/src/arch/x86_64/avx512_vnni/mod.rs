@@ -13,6 +13,7 @@ pulp::simd_type! {
     /// system.
     pub(crate) struct Avx512Vnni {
         avx2: "avx2",
+        fma: "fma",
         avx512f: "avx512f",
         avx512bw: "avx512bw",
         avx512dq: "avx512dq",
