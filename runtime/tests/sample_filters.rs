@@ -125,7 +125,7 @@ fn top_p_over_a_large_vocabulary_ranks_as_far_as_it_must() {
     // 5,000 equal tokens, 499.75 of which reach p: 500 are kept, more than are ranked at first.
     let mut sampler = Sampler::new(SamplerSpec { top_p: 0.09995, ..spec() }).unwrap();
     let mut largest = 0;
-    for _ in 0..20_000 {
+    for _ in 0..6_000 {
         let token = sampler.sample(&mut [1.0; 5000], &[]).unwrap();
         assert!((token.logprob - (1.0f32 / 500.0).ln()).abs() < 1e-5, "{token:?}");
         largest = largest.max(token.id);
