@@ -60,7 +60,7 @@ pub(crate) fn finished(command: &mut Command, limit: Duration) -> io::Result<(Op
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
     let (sender, receiver) = mpsc::channel();
     let mut stdout = child.stdout.take();
-    let reader = std::thread::spawn(move || {
+    std::thread::spawn(move || {
         let mut buffer = [0; 4096];
         while let Some(n @ 1..) = stdout.as_mut().and_then(|pipe| pipe.read(&mut buffer).ok()) {
             // Nobody listens when it is over.
@@ -80,8 +80,10 @@ pub(crate) fn finished(command: &mut Command, limit: Duration) -> io::Result<(Op
         kill(&mut child)?;
     }
     let status = child.wait()?;
-    let _ = reader.join();
-    written.extend(receiver.into_iter().flatten());
+    // What has left the group may still hold the pipe.
+    while let Ok(bytes) = receiver.recv_timeout(Duration::from_secs(1)) {
+        written.extend(bytes);
+    }
     Ok((in_time.then_some(status), written))
 }
 
@@ -118,7 +120,7 @@ mod tests {
         let (status, written) = finished("printf a; sleep 0.1; printf b; exit 3", Duration::from_secs(60));
         assert_eq!((status.and_then(|s| s.code()), &written[..]), (Some(3), &b"ab"[..]));
         let started = Instant::now();
-        let (status, written) = finished("printf a; sleep 50 & sleep 50", Duration::from_millis(300));
+        let (status, written) = finished("printf a; setsid sleep 40 & sleep 50", Duration::from_millis(300));
         assert_eq!((status, &written[..]), (None, &b"a"[..]));
         assert!(started.elapsed() < Duration::from_secs(25));
     }

@@ -201,8 +201,8 @@ impl Run<'_> {
         }
     }
 
-    /// Scores to weights, `exp(score - largest)`, the largest score and the sum of weights: key `i` in lane `i % 8`, then the tree. The sum
-    /// is NaN when a score is.
+    /// Scores to weights, `exp(score - largest)`, the largest score and the sum of weights: key `i` in lane `i % 8`, then the
+    /// tree. The sum is NaN when a score is.
     #[inline(always)]
     fn softmax<T: Element>(&self, weights: &mut [f32; KV_PART]) -> (f32, f32) {
         let blocks = self.keys.start / KV_BLOCK * KV_BLOCK..self.keys.end.next_multiple_of(KV_BLOCK);
