@@ -2,10 +2,12 @@
 //!
 //! A build has stretches in which one processor waits for another, and a test of one program uses one. So those of each
 //! platform are queued as soon as they are built, and one thread runs them in that order, two when nothing is built any more; what a
-//! program prints comes in one piece. One that does not end is killed, and what it has printed says where it hung.
+//! program prints comes in one piece. One that does not end is killed, and what it has printed says where it hung; where an emulator
+//! ran it, which may be what hung, it is run a second time.
 
 use crate::process::{finished, shown};
 use crate::tally::{Tallies, Tally};
+use crate::target::here;
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -120,7 +122,7 @@ fn work(waiting: &Arc<Mutex<Receiver<Run>>>) -> JoinHandle<Vec<Outcome>> {
     let waiting = Arc::clone(waiting);
     let next = move || waiting.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
     let show = |text: &str| println!("{text}");
-    std::thread::spawn(move || std::iter::from_fn(next).map(|run| run.run(show)).collect())
+    std::thread::spawn(move || std::iter::from_fn(next).map(|run| run.run(LIMIT, show)).collect())
 }
 
 impl Runs {
@@ -163,12 +165,22 @@ impl Runs {
 
 impl Run {
     /// Runs every command and shows what it printed; a failure does not keep the later ones from running.
-    fn run(self, show: impl Fn(&str)) -> Outcome {
+    fn run(self, limit: Duration, show: impl Fn(&str)) -> Outcome {
         let started = Instant::now();
         let (mut tally, mut failed) = (Tally::default(), Vec::new());
+        let emulated = !self.platform.starts_with(&here());
         for mut command in self.commands {
             let name = shown(&command);
-            let result = finished(&mut command, LIMIT).map(|(end, stdout)| {
+            let late = format!("had not ended after {} s and was killed", limit.as_secs());
+            let mut result = finished(&mut command, limit);
+            if let Ok((None, stdout)) = &result
+                && emulated
+            {
+                let text = String::from_utf8_lossy(stdout);
+                show(&format!("-- {}: {name}\n{text}\n{late}; again:", self.platform));
+                result = finished(&mut command, limit);
+            }
+            let result = result.map(|(end, stdout)| {
                 // A test may print bytes that are not text.
                 let text = String::from_utf8_lossy(&stdout);
                 show(&format!("-- {}: {name}\n{text}", self.platform));
@@ -176,7 +188,7 @@ impl Run {
                 match end {
                     Some(status) if status.success() => None,
                     Some(status) => Some(format!("ended with {status}")),
-                    None => Some(format!("had not ended after {} s and was killed", LIMIT.as_secs())),
+                    None => Some(late),
                 }
             });
             let fault = result.unwrap_or_else(|error| Some(format!("did not start: {error}")));
@@ -225,12 +237,34 @@ mod tests {
         let check = |commands: Vec<Command>, passed: &str, failed: usize| {
             // Not shown: what these print would be counted again by whoever counts this test.
             let run = Run { platform: "here".to_owned(), commands, _needs: Box::new(()) };
-            let outcome = run.run(|_| {});
+            let outcome = run.run(LIMIT, |_| {});
             assert_eq!((outcome.tally.to_string().as_str(), outcome.failed.len()), (passed, failed));
         };
         let passed = "test result: ok. 2 passed; 0 failed; 0 ignored";
         check(vec![say(passed, 0), say(passed, 0)], "4 passed, 0 failed, 0 skipped", 0);
         check(vec![say("crashed", 101), say(passed, 0)], "2 passed, 0 failed, 0 skipped", 1);
         check(vec![Command::new("/nonexistent"), say(passed, 0)], "2 passed, 0 failed, 0 skipped", 1);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn what_hangs_in_an_emulator_has_a_second_turn() {
+        let check = |platform: &str, script: &str, passed: &str, failed: usize| {
+            let folder = tempfile::tempdir().unwrap();
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).current_dir(&folder);
+            let run = Run { platform: platform.to_owned(), commands: vec![command], _needs: Box::new(()) };
+            let outcome = run.run(Duration::from_millis(500), |_| {});
+            assert_eq!(
+                (outcome.tally.to_string().as_str(), outcome.failed.len()),
+                (passed, failed),
+                "{script}"
+            );
+        };
+        let once =
+            "echo 'test result: ok. 2 passed; 0 failed; 0 ignored'; [ -e seen ] || { touch seen; sleep 50; }";
+        check("elsewhere (max)", once, "2 passed, 0 failed, 0 skipped", 0);
+        check(&here(), once, "2 passed, 0 failed, 0 skipped", 1);
+        check("elsewhere (max)", "sleep 50", "0 passed, 0 failed, 0 skipped", 1);
     }
 }
