@@ -9,8 +9,9 @@ use samara_format::{Affine4Layout, Bf16PanelLayout, TernaryLayout};
 
 use crate::{activation::ACT_BLOCK, arch::generic};
 
-/// Bytes that a prefetch of rows asks for: as far as a kernel's own prefetching looks ahead in a stream.
-const AHEAD: usize = 8192;
+/// How far ahead of a panel stream to prefetch, bytes (`benches/kernels.rs`), and how much of one that begins. Every line of a stream
+/// must be asked for: a gap of one panel header costs half the speed.
+pub(crate) const AHEAD: usize = 8192;
 
 /// Asks for [`AHEAD`] bytes from where `panels` begin.
 fn ask(panels: &[u8]) {

@@ -189,10 +189,13 @@ fn check_attention(n_queries: usize, head_dim: usize, first: usize, n_keys: usiz
     let mut random = Random((n_keys + head_dim) as u64);
     let queries = random.f32s(n_queries * head_dim);
     let positions = n_keys.next_multiple_of(KV_BLOCK);
-    let mut bits = || -> Vec<u16> { (0..positions * head_dim).map(|_| random.bf16()).collect() };
-    let (keys16, values16) = (bits(), bits());
-    let widened = |bits: &[u16]| -> Vec<f32> { bits.iter().map(|&bits| bf16(bits)).collect() };
-    let (keys, values) = (widened(&keys16), widened(&values16));
+    let mut elements = || -> Vec<f32> {
+        let draw = |_| if short { bf16(random.bf16()) } else { random.f32() };
+        (0..positions * head_dim).map(draw).collect()
+    };
+    let (keys, values) = (elements(), elements());
+    let upper = |x: &[f32]| -> Vec<u16> { x.iter().map(|x| (x.to_bits() >> 16) as u16).collect() };
+    let (keys16, values16) = (upper(&keys), upper(&values));
     let scalar = Kernels::scalar();
     let empty = |n: usize| vec![0.0; n];
     let len = attention_state_len(n_queries, head_dim);

@@ -37,7 +37,7 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Asks for the cache line that is `bytes` after `value`, in the second cache: what is asked for in the first one waits for the few
-/// buffers that loads need (`benches/kernels.rs`: 4-bit rows at 17 instead of 22 GB/s). It may lie past the end of what `value` is
+/// buffers that loads need (`benches/kernels.rs`: 4-bit rows at 17 instead of 22 GiB/s). It may lie past the end of what `value` is
 /// in: a prefetch is a hint and does not fault.
 #[inline(always)]
 pub(crate) fn prefetch<T>(value: *const T, bytes: usize) {

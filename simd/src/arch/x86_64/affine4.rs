@@ -10,7 +10,9 @@ macro_rules! affine4_kernels {
         use super::*;
         use crate::activation::{ACT_HALF, LANES, QuantizedRow, QuantizedRows};
         use crate::arch::scalar::{self, affine4::SPAN_GROUPS};
-        use crate::arch::x86_64::{GEMM_TOKENS, PanelLanes, RUN_BLOCKS, Unpacked, acts_of, prefetch, prefetch_within, put, tile, tile_len};
+        use crate::arch::x86_64::{
+            GEMM_TOKENS, PanelLanes, RUN_BLOCKS, Unpacked, acts_of, prefetch, prefetch_within, put, tile, tile_len,
+        };
         use crate::rows::{Affine4Rows, CHUNK, PANEL_ROWS};
 
         const RUN_GROUPS: usize = 2 * RUN_BLOCKS;
@@ -56,10 +58,10 @@ macro_rules! affine4_kernels {
                     biases = _mm_add_ps(biases, _mm_mul_ps(bias, _mm_set1_ps(offset)));
                     let scales = by_row(affine);
                     for (v, span) in span.iter_mut().enumerate() {
-                        // A scale has 8 significant bits, a sum of 8 products of 4 and 7 bits at most 14.
                         let nibbles = load_codes(chunk, v);
                         let products = dot(zero(), bits::<0, 15>(nibbles), low);
                         let products = dot(products, bits::<4, 15>(nibbles), high);
+                        // A scale has 8 significant bits, a sum of 8 products of 4 and 7 bits at most 14.
                         *span = add_exact(*span, scales[v], sums(products));
                     }
                 }

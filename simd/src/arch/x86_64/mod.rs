@@ -22,11 +22,7 @@ use std::arch::x86_64::*;
 
 use crate::activation::{ACT_BLOCK, LANES, QuantizedRow, QuantizedRows, SPAN_BLOCKS};
 use crate::arch::generic;
-use crate::rows::{CHUNK, PANEL_ROWS};
-
-/// How far ahead of a panel stream to prefetch, bytes (`benches/ternary_layout.rs`). Every line of a stream
-/// must be asked for: a gap of one panel header costs half the speed.
-const PREFETCH: usize = 8192;
+use crate::rows::{AHEAD, CHUNK, PANEL_ROWS};
 
 /// Blocks of a panel that a gemm unpacks at a time: 8 KiB of bytes, which stay in the first cache.
 const RUN_BLOCKS: usize = 2048 / ACT_BLOCK;
@@ -45,25 +41,19 @@ struct PanelLanes([[f32; LANES]; PANEL_ROWS]);
 #[repr(align(64))]
 struct Unpacked<const PLANES: usize>([[u8; CHUNK]; PLANES]);
 
-/// Asks for the first [`PREFETCH`] bytes of a stream.
-#[inline(always)]
-fn prefetch_first(chunk: &[u8; CHUNK]) {
-    (0..PREFETCH).step_by(64).for_each(|bytes| generic::prefetch(chunk.as_ptr(), bytes));
-}
-
-/// Asks for the two cache lines [`PREFETCH`] bytes after `chunk`, unless they are after `end`.
+/// Asks for the two cache lines [`AHEAD`] bytes after `chunk`, unless they are after `end`.
 #[inline(always)]
 fn prefetch_within(chunk: &[u8; CHUNK], end: *const u8) {
-    if chunk.as_ptr().wrapping_add(PREFETCH) < end {
+    if chunk.as_ptr().wrapping_add(AHEAD) < end {
         prefetch(chunk);
     }
 }
 
-/// Asks for the two cache lines [`PREFETCH`] bytes after `chunk`.
+/// Asks for the two cache lines [`AHEAD`] bytes after `chunk`.
 #[inline(always)]
 fn prefetch(chunk: &[u8; CHUNK]) {
-    generic::prefetch(chunk.as_ptr(), PREFETCH);
-    generic::prefetch(chunk.as_ptr(), PREFETCH + 64);
+    generic::prefetch(chunk.as_ptr(), AHEAD);
+    generic::prefetch(chunk.as_ptr(), AHEAD + 64);
 }
 
 /// Activations `tokens` of a gemm's pass, at most [`GEMM_TOKENS`] of them; what is beyond repeats the first.

@@ -10,8 +10,7 @@ macro_rules! ternary_kernels {
         use super::*;
         use crate::activation::{ACT_BLOCK, LANES, QuantizedRow, QuantizedRows, SPAN_BLOCKS};
         use crate::arch::x86_64::{
-            GEMM_TOKENS, PanelLanes, RUN_BLOCKS, Unpacked, acts_of, prefetch, prefetch_first, put, row_scales,
-            tile, tile_len,
+            GEMM_TOKENS, PanelLanes, RUN_BLOCKS, Unpacked, acts_of, prefetch, put, row_scales, tile, tile_len,
         };
         use crate::rows::{CHUNK, PANEL_ROWS, TernaryRows};
 
@@ -26,7 +25,7 @@ macro_rules! ternary_kernels {
             let correction = _mm_set1_ps(act.correction());
             let (mut panels, mut out) = (panels, out.chunks_mut(PANEL_ROWS));
             if !panels.is_empty() {
-                prefetch_first(&rows.panel(panels.start)[0]);
+                rows.prefetch(panels.start * PANEL_ROWS);
             }
             let mut finish = |p: usize, sums: __m128| {
                 if let Some(out) = out.next() {
