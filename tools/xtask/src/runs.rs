@@ -172,18 +172,20 @@ impl Run {
         for mut command in self.commands {
             let name = shown(&command);
             let late = format!("had not ended after {} s and was killed", limit.as_secs());
-            let mut result = finished(&mut command, limit);
-            if let Ok((None, stdout)) = &result
-                && emulated
-            {
-                let text = String::from_utf8_lossy(stdout);
-                show(&format!("-- {}: {name}\n{text}\n{late}; again:", self.platform));
-                result = finished(&mut command, limit);
+            let mut turn = || {
+                finished(&mut command, limit).map(|(end, stdout)| {
+                    // A test may print bytes that are not text.
+                    let text = String::from_utf8_lossy(&stdout).into_owned();
+                    show(&format!("-- {}: {name}\n{text}", self.platform));
+                    (end, text)
+                })
+            };
+            let mut result = turn();
+            if emulated && matches!(result, Ok((None, _))) {
+                show(&format!("{name} {late}; again:"));
+                result = turn();
             }
-            let result = result.map(|(end, stdout)| {
-                // A test may print bytes that are not text.
-                let text = String::from_utf8_lossy(&stdout);
-                show(&format!("-- {}: {name}\n{text}", self.platform));
+            let result = result.map(|(end, text)| {
                 text.lines().for_each(|line| tally.line(line.trim_end()));
                 match end {
                     Some(status) if status.success() => None,
