@@ -99,11 +99,17 @@ fn load_heads(kv_head: u32, local: u32) {
             source = (N_HEADS + (i - GROUP) * N_KV_HEADS + kv_head) * HEAD_DIM;
         }
         let there = i < GROUP + 2u;
+        let normed = QK_NORM && i <= GROUP;
         var square = 0.0;
+        // The norm's weights come with what they belong to, not after it.
         for (var d = lane; d < HEAD_DIM; d += 32u) {
             if there {
                 let x = qkv[source + d];
-                heads[i * HEAD_DIM + d] = x;
+                var norm = 1.0;
+                if normed {
+                    norm = qk_norm[select(0u, HEAD_DIM, i == GROUP) + d];
+                }
+                heads[i * HEAD_DIM + d] = norm * x;
                 square += x * x;
             }
         }
@@ -113,43 +119,58 @@ fn load_heads(kv_head: u32, local: u32) {
         let mean = number_or_nan(sum32(square, local) / f32(HEAD_DIM));
         let inverse = 1.0 / sqrt(mean + select(Q_EPS, K_EPS, i == GROUP));
         for (var d = lane; d < HEAD_DIM; d += 32u) {
-            if i <= GROUP {
-                let norm = qk_norm[select(0u, HEAD_DIM, i == GROUP) + d];
-                heads[i * HEAD_DIM + d] = norm * (heads[i * HEAD_DIM + d] * inverse);
+            if normed {
+                heads[i * HEAD_DIM + d] *= inverse;
             }
         }
     }
     workgroupBarrier();
 }
 
+// (cos, sin) of dimension d, (1, 0) where it does not turn.
+fn turn_of(d: u32, position: u32) -> vec2<f32> {
+    let n = ROPE_DIM / 2u;
+    var turn = vec2(1.0, 0.0);
+    if d < ROPE_DIM {
+        turn = rope[position * n + select(d, d - n, d >= n)];
+    }
+    return turn;
+}
+
 // Dimension d of a head, rotated.
-fn turned(head: u32, d: u32, position: u32) -> f32 {
+fn turned(head: u32, d: u32, turn: vec2<f32>) -> f32 {
     let x = heads[head * HEAD_DIM + d];
     let n = ROPE_DIM / 2u;
     if d >= ROPE_DIM {
         return x;
     }
     let second = d >= n;
-    let i = select(d, d - n, second);
     let other = heads[head * HEAD_DIM + select(d + n, d - n, second)];
-    let turn = rope[position * n + i];
     return x * turn.x + select(-other, other, second) * turn.y;
 }
 
-// Word w of the new key or value.
-fn new_word(head: u32, w: u32, position: u32, rotate: bool) -> u32 {
+// The same of the dimensions of word w of a key: of both, or of the only one.
+fn turns_of(w: u32, position: u32) -> vec4<f32> {
+    if KV_F32 {
+        return vec4(turn_of(w, position), 1.0, 0.0);
+    }
+    return vec4(turn_of(2u * w, position), turn_of(2u * w + 1u, position));
+}
+
+// Word w of the new key or value; `turns` are those of its dimensions, or of the only one.
+fn new_word(head: u32, w: u32, turns: vec4<f32>, rotate: bool) -> u32 {
     if KV_F32 {
         let x = heads[head * HEAD_DIM + w];
         var y = x;
         if rotate {
-            y = turned(head, w, position);
+            y = turned(head, w, turns.xy);
         }
         return bitcast<u32>(y);
     }
     let d = 2u * w;
     var x = vec2(heads[head * HEAD_DIM + d], heads[head * HEAD_DIM + d + 1u]);
     if rotate {
-        x = vec2(turned(head, d, position), turned(head, d + 1u, position));
+        x = vec2(turned(head, d, turns.xy), turned(head, d + 1u, turns.zw));
     }
     return bf16_bits(x.x) | (bf16_bits(x.y) << 16u);
 }
@@ -355,6 +376,8 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     // A tile's keys and values are on their way while what is before is computed.
     var k_words = load_keys(keys, start, local);
     var v_words = load_values(keys, start, local);
+    let own_turn = turn_of(local, position);
+    let own_turns = turns_of(local, position);
     load_heads(kv_head, local);
 
     for (var q0 = 0u; q0 < GROUP; q0 += 4u) {
@@ -365,22 +388,30 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
         }
         let scale = 1.0 / sqrt(f32(HEAD_DIM));
         for (var d = local; d < HEAD_DIM; d += 256u) {
-            var q = vec4(turned(q0, d, position), 0.0, 0.0, 0.0);
+            var turn = own_turn;
+            if d != local {
+                turn = turn_of(d, position);
+            }
+            var q = vec4(turned(q0, d, turn), 0.0, 0.0, 0.0);
             if n_queries > 1u {
-                q.y = turned(q0 + 1u, d, position);
+                q.y = turned(q0 + 1u, d, turn);
             }
             if n_queries > 2u {
-                q.z = turned(q0 + 2u, d, position);
+                q.z = turned(q0 + 2u, d, turn);
             }
             if n_queries > 3u {
-                q.w = turned(q0 + 3u, d, position);
+                q.w = turned(q0 + 3u, d, turn);
             }
             queries[d] = q * scale;
         }
         if q0 == 0u && end == n {
             for (var w = local; w < HEAD_WORDS; w += 256u) {
-                new_k[w] = new_word(GROUP, w, position, true);
-                new_v[w] = new_word(GROUP + 1u, w, position, false);
+                var turns = own_turns;
+                if w != local {
+                    turns = turns_of(w, position);
+                }
+                new_k[w] = new_word(GROUP, w, turns, true);
+                new_v[w] = new_word(GROUP + 1u, w, turns, false);
             }
         }
         workgroupBarrier();

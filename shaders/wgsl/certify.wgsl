@@ -13,12 +13,17 @@ override N_CLUSTERS: u32 = 4748u;
 @group(0) @binding(2) var<storage, read> bound_keys: array<u32>;
 // How many of the largest logits matter, at most 64.
 @group(0) @binding(3) var<storage, read> head_top: array<u32>;
-// [N_CLUSTERS], as probe leaves them; then the pass, 2 from here on.
-@group(0) @binding(4) var<storage, read_write> flags: array<u32>;
+// [N_CLUSTERS]: 1 where probe had a cluster read, 2 where it is to be read now, else 0. Then [N_CLUSTERS]: those to be read now, in any
+// order, and nothing; how many they are; and 0, no more rows that are always computed.
+@group(0) @binding(4) var<storage, read_write> probed: array<u32>;
 // Tokens, those whose clusters were enough at first, and the clusters flagged here: low word, high word.
 @group(0) @binding(5) var<storage, read_write> counts: array<u32>;
 
 var<workgroup> n_open: atomic<u32>;
+
+fn is_open(i: u32) -> bool {
+    return bound_keys[i] >= floor_key && probed[i] == 0u;
+}
 
 // The dispatch is (1, 1, 1).
 @compute @workgroup_size(256)
@@ -29,18 +34,23 @@ fn certify(@builtin(local_invocation_index) local: u32) {
     find_floor(clamp(head_top[0], 1u, 64u), local);
     var n = 0u;
     for (var i = local; i < N_CLUSTERS; i += 256u) {
-        if bound_keys[i] >= floor_key && flags[i] == 0u {
-            flags[i] = 2u;
-            n += 1u;
-        }
+        n += u32(is_open(i));
     }
     if n > 0u {
-        atomicAdd(&n_open, n);
+        var at = N_CLUSTERS + atomicAdd(&n_open, n);
+        for (var i = local; i < N_CLUSTERS; i += 256u) {
+            if is_open(i) {
+                probed[i] = 2u;
+                probed[at] = i;
+                at++;
+            }
+        }
     }
     workgroupBarrier();
     if local == 0u {
         let all = atomicLoad(&n_open);
-        flags[N_CLUSTERS] = 2u;
+        probed[2u * N_CLUSTERS] = all;
+        probed[2u * N_CLUSTERS + 1u] = 0u;
         counts[1] += u32(all == 0u);
         counts[2] += all;
         counts[3] += u32(counts[2] < all);

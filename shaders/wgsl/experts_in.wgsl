@@ -1,7 +1,7 @@
 // act = clamped SwiGLU of the gate and up projections, for each expert that the router chose, one token.
 //
-// Workgroup (panels, rank): it finds the expert of its rank itself and computes the same PANELS panels of gate and of up. Workgroup
-// (0, 0) writes down who was chosen.
+// Workgroup (panels, rank): it finds the expert of its rank itself and computes the same PANELS panels of gate and of up. One more of the
+// first rank writes down who was chosen.
 
 // use fetch
 // use gemv
@@ -22,6 +22,7 @@ override NORM_TOPK: bool = true;
 override GATE_MAX: f32 = 7.0;
 override UP_ABS_MAX: f32 = 7.0;
 override MATRIX_PANELS: u32 = (EXPERT_SIZE + 3u) / 4u;
+override GROUPS: u32 = (MATRIX_PANELS + PANELS - 1u) / PANELS;
 
 // A quantised row.
 @group(0) @binding(0) var<storage, read> q: array<vec4<u32>>;
@@ -48,10 +49,6 @@ fn fetch_at(i: u32) -> vec4<u32> {
     return q[i];
 }
 
-fn logit_at(i: u32) -> f32 {
-    return logits[i];
-}
-
 fn panel_at(v: u32) -> u32 {
     let is_up = v >= PANELS;
     let panel = first_panel + select(v, v - PANELS, is_up);
@@ -66,20 +63,21 @@ fn codes_at(at: u32) -> u32 {
     return x0[block_at + at];
 }
 
-fn row_scale(matrix_at: u32, row: u32) -> f32 {
-    return bf16_half(codes_at(matrix_at + MATRIX_PANELS * COL_BLOCKS * 32u + row / 2u), row % 2u);
+// The word that has the scale of a row.
+fn scale_word(matrix_at: u32, row: u32) -> u32 {
+    return codes_at(matrix_at + MATRIX_PANELS * COL_BLOCKS * 32u + row / 2u);
 }
 
-// By workgroup (0, 0) alone.
+// By one workgroup alone.
 fn write_down(logit: f32, local: u32) {
     if local == 0u {
         atomicStore(&top_bad, 0u);
     }
-    let largest = logits[top_experts[0]];
+    let largest = top_logits[0];
     let own = select(0.0, exp(logit - largest), local < N_EXPERTS);
     let total = sum256(own, local);
     if local < N_USED {
-        top_weights[local] = exp(logits[top_experts[local]] - largest) / total;
+        top_weights[local] = exp(top_logits[local] - largest) / total;
     }
     workgroupBarrier();
     if local < N_EXPERTS && !is_number(logit) {
@@ -106,11 +104,22 @@ fn write_down(logit: f32, local: u32) {
     }
 }
 
-// The dispatch is (ceil(panels / PANELS), N_USED, 1).
+// The dispatch is (GROUPS + 1, N_USED, 1).
 @compute @workgroup_size(256)
 fn experts_in(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    fetch(local);
-    let logit = top_k(local);
+    let writes_down = group.x == GROUPS;
+    if writes_down && group.y > 0u {
+        return;
+    }
+    let logit = logits[min(local, N_EXPERTS - 1u)];
+    if !writes_down {
+        fetch(local);
+    }
+    top_k(logit, local);
+    if writes_down {
+        write_down(logit, local);
+        return;
+    }
     let expert = top_experts[group.y];
     second = expert >= PER_SPLIT;
     block_at = select(expert, expert - PER_SPLIT, second) * BLOCK_WORDS;
@@ -118,19 +127,17 @@ fn experts_in(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     let early = gemv_load(0u, local);
     let row = first_panel * 4u + local;
     let mine = local < 4u * PANELS && row < EXPERT_SIZE;
-    var gate_scale = 0.0;
-    var up_scale = 0.0;
+    var gate_scale = 0u;
+    var up_scale = 0u;
     if mine {
-        gate_scale = row_scale(0u, row);
-        up_scale = row_scale(UP_AT, row);
+        gate_scale = scale_word(0u, row);
+        up_scale = scale_word(UP_AT, row);
     }
     gemv(early, local);
     if mine {
-        let gate = at_most(gemv_sum(local) * gate_scale, GATE_MAX);
-        let up = at_least(at_most(gemv_sum(4u * PANELS + local) * up_scale, UP_ABS_MAX), -UP_ABS_MAX);
+        let gate = at_most(gemv_sum(local) * bf16_half(gate_scale, row % 2u), GATE_MAX);
+        let all_up = gemv_sum(4u * PANELS + local) * bf16_half(up_scale, row % 2u);
+        let up = at_least(at_most(all_up, UP_ABS_MAX), -UP_ABS_MAX);
         act[group.y * EXPERT_SIZE + row] = gate / (1.0 + exp(-gate)) * up;
-    }
-    if group.x == 0u && group.y == 0u {
-        write_down(logit, local);
     }
 }

@@ -69,18 +69,19 @@ fn step(codes: vec4<u32>, row: u32, block: u32, w: u32) -> f32 {
     return sum;
 }
 
-// What a lane needs of panel `panel` of rank `rank`: where its words are, the first four of them, the row's scale times the expert's
-// weight.
+// What a lane needs of panel `panel` of rank `rank`: where its words are, the first four of them, the word with the row's scale, and the
+// bits of the expert's weight. Nothing is computed with what is still on its way.
 struct Share {
     at: u32,
     second: bool,
     codes: vec4<u32>,
-    factor: f32,
+    scales: u32,
+    weight: u32,
 }
 
 fn share(rank: u32, panel: u32, lane: u32) -> Share {
     if rank >= Q_ROWS || panel >= MATRIX_PANELS {
-        return Share(0u, false, vec4(0x55555555u), 0.0);
+        return Share(0u, false, vec4(0x55555555u), 0u, 0u);
     }
     let choice = chosen[rank];
     let second = choice.x >= PER_SPLIT;
@@ -89,7 +90,7 @@ fn share(rank: u32, panel: u32, lane: u32) -> Share {
     let row = panel * 4u + lane / 8u;
     let codes = load(at, 0u, second);
     let scales = word_at(matrix + MATRIX_PANELS * COL_BLOCKS * 32u + row / 2u, second);
-    return Share(at, second, codes, bf16_half(scales, row % 2u) * bitcast<f32>(choice.y));
+    return Share(at, second, codes, scales, choice.y);
 }
 
 // Four columns of the activations of `rank`.
@@ -148,7 +149,8 @@ fn experts_out(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocatio
                     dot_part += step(load(own.at, block, own.second), rank, block, lane % 8u);
                 }
             }
-            sum += sum8(dot_part, local) * own.factor;
+            let scale = bf16_half(own.scales, lane / 8u % 2u);
+            sum += sum8(dot_part, local) * (scale * bitcast<f32>(own.weight));
         }
         if lane % 8u == 0u {
             partials[p * 32u + slice * 4u + lane / 8u] = sum;

@@ -24,16 +24,16 @@ fn gemv_add(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_i
     let early = gemv_load(0u, local);
     let row = first_panel * 4u + local;
     let mine = local < 4u * PANELS && row < ROWS;
-    var scale = 0.0;
+    var scale = 0u;
     var before = 0.0;
     if mine {
-        scale = scale_at(row);
+        scale = scale_word(row);
         before = h[row];
     }
     fetch(local);
     workgroupBarrier();
     gemv(early, local);
     if mine {
-        h[row] = before + gemv_sum(local) * scale;
+        h[row] = before + gemv_sum(local) * bf16_half(scale, row % 2u);
     }
 }

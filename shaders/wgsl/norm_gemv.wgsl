@@ -35,13 +35,13 @@ fn norm_gemv(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     let early = gemv_load(0u, local);
     let row = first_panel * 4u + local;
     let mine = local < 4u * PANELS && row < ROWS;
-    var scale = 0.0;
+    var scale = 0u;
     if mine {
-        scale = scale_at(row);
+        scale = scale_word(row);
     }
     norm_quantize(x, norm_w, local);
     gemv(early, local);
     if mine {
-        y[row] = gemv_sum(local) * scale;
+        y[row] = gemv_sum(local) * bf16_half(scale, row % 2u);
     }
 }

@@ -11,7 +11,10 @@ override N_BLOCKS: u32 = (ROWS + 31u) / 32u;
 override BY_LOGITS: bool = ROWS <= 16384u;
 
 var<workgroup> group_keys: array<vec4<u32>, 64>;
-var<workgroup> floor_key: u32;
+var<workgroup> least_key: atomic<u32>;
+
+// What find_floor finds.
+var<private> floor_key: u32;
 
 fn put_group(i: u32, key: u32) {
     switch i % 4u {
@@ -22,7 +25,7 @@ fn put_group(i: u32, key: u32) {
     }
 }
 
-// Writes a key that at least `top` logits reach to floor_key, and waits for it. `top` is 1 to 256; all logits reach 0.
+// Sets floor_key to a key that at least `top` logits reach. `top` is 1 to 256; all logits reach 0.
 fn find_floor(top: u32, local: u32) {
     var own = 0u;
     if BY_LOGITS {
@@ -36,19 +39,18 @@ fn find_floor(top: u32, local: u32) {
     }
     put_group(local, own);
     if local == 0u {
-        floor_key = 0u;
+        atomicStore(&least_key, 0xffffffffu);
     }
     workgroupBarrier();
+    // The least of those that fewer than `top` exceed.
     var rank = 0u;
     for (var i = 0u; i < 64u; i++) {
-        let other = group_keys[i];
-        let before = vec4(4u * i, 4u * i + 1u, 4u * i + 2u, 4u * i + 3u) < vec4(local);
-        let ahead = (other > vec4(own)) | ((other == vec4(own)) & before);
-        let ones = select(vec4(0u), vec4(1u), ahead);
+        let ones = select(vec4(0u), vec4(1u), group_keys[i] > vec4(own));
         rank += (ones.x + ones.y) + (ones.z + ones.w);
     }
-    if rank == top - 1u {
-        floor_key = own;
+    if rank < top {
+        atomicMin(&least_key, own);
     }
     workgroupBarrier();
+    floor_key = atomicLoad(&least_key);
 }

@@ -19,6 +19,7 @@ fn codes_at(at: u32) -> u32 {
     return w[at];
 }
 
-fn scale_at(row: u32) -> f32 {
-    return bf16_half(w[MATRIX_PANELS * COL_BLOCKS * 32u + row / 2u], row % 2u);
+// The word that has the scale of a row: half `row % 2` of it.
+fn scale_word(row: u32) -> u32 {
+    return w[MATRIX_PANELS * COL_BLOCKS * 32u + row / 2u];
 }

@@ -75,7 +75,7 @@ fn kernels(spec: &BlockSpec) -> Vec<&'static str> {
         BlockSpec::Embed(_) => vec!["embed"],
         BlockSpec::Layer(_) => [&ONE_TOKEN[..], &SEVERAL_TOKENS].concat(),
         BlockSpec::Head(HeadSpec { flash: None, .. }) => vec!["head", "select_token"],
-        BlockSpec::Head(_) => vec!["head", "select_token", "probe", "flash_rows", "certify"],
+        BlockSpec::Head(_) => vec!["head", "select_token", "centroids", "probe", "flash_rows", "certify"],
     }
 }
 

@@ -5,6 +5,8 @@ mod flash;
 use std::ops::Range;
 
 pub(super) use self::flash::{Flash, flash};
+#[cfg(test)]
+pub(super) use self::flash::{PROBE_CLUSTERS, shares};
 use super::{
     ahead::RING,
     inventory::BufferId,
@@ -51,31 +53,19 @@ pub(super) fn embed(maker: &Maker<'_>, scratch: &Scratch, plan: &EmbedPlan) -> R
 /// # Errors
 /// A kernel that does not compile.
 pub(super) fn head(maker: &Maker<'_>, scratch: &Scratch, plan: &HeadPlan) -> Result<Vec<Op>, Error> {
-    let weight = (&plan.spec.weight, &plan.weight);
-    rows(maker, scratch, plan, weight, HEAD_PANELS, [scratch.logits, scratch.maxima])
-}
-
-/// `head` with rows of `weight`, `panels` panels to a workgroup, and its results in `out`.
-fn rows(
-    maker: &Maker<'_>,
-    scratch: &Scratch,
-    plan: &HeadPlan,
-    (weight, split): (&MatrixRef, &Split),
-    panels: usize,
-    [logits, maxima]: [BufferId; 2],
-) -> Result<Vec<Op>, Error> {
-    let panel_bytes = plan.panel_bytes;
+    let HeadPlan { spec, norm, weight, panel_bytes, flash: _ } = plan;
+    let panel_bytes = *panel_bytes;
     let of = |(w, range): (BufferId, Range<usize>)| {
         let n = range.len();
         maker.op(
             "head",
-            &constants(&plan.spec.norm, weight, &range, panels),
-            &[scratch.logit_rows, scratch.h, plan.norm, w, logits, maxima],
-            move |extent| [n.div_ceil(panels) as u32, extent.n_logit_rows, 1],
+            &constants(&spec.norm, &spec.weight, &range, HEAD_PANELS),
+            &[scratch.logit_rows, scratch.h, *norm, w, scratch.logits, scratch.maxima],
+            move |extent| [n.div_ceil(HEAD_PANELS) as u32, extent.n_logit_rows, 1],
             move |_| n as u64 * panel_bytes,
         )
     };
-    parts(weight, split).map(of).collect()
+    parts(&spec.weight, weight).map(of).collect()
 }
 
 /// The buffers of a matrix, and which panels each has.

@@ -201,7 +201,7 @@ impl LayerMaker<'_> {
             "experts_in",
             &constants,
             &[q, logits, x0, x1, act, chosen, status],
-            move |_| grid(groups, n_used),
+            move |_| grid(groups + 1, n_used),
             self.expert_bytes(2.0 / 3.0),
         )
     }

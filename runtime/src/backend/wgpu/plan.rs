@@ -93,22 +93,21 @@ pub(super) struct FlashPlan {
     pub(super) centroids: Split,
     /// f32 `[n_clusters, 6]`; nothing where none are needed.
     pub(super) bounds: BufferId,
-    /// u32 `[ceil(vocab_size / 32)]`: a bit for each row, set where it is always computed.
+    /// u32 `[n_forced, 2]`: a block of 32 rows, and a bit for each of them, set where it is always computed.
     pub(super) forced: BufferId,
+    /// Blocks that have such rows.
+    pub(super) n_forced: usize,
     pub(super) scratch: FlashScratch,
 }
 
 /// What the kernels of such a head hand to each other, and count.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlashScratch {
-    /// f32 `[n_clusters]`.
-    pub(super) scores: BufferId,
-    /// Of scores, one for 32.
-    pub(super) maxima: BufferId,
-    /// u32 `[n_clusters]`: what no logit of a cluster exceeds, as it is ordered.
-    pub(super) bound_keys: BufferId,
-    /// u32 `[n_clusters]`: the pass in which a cluster is read, or 0; then the pass.
-    pub(super) flags: BufferId,
+    /// u32 `[n_clusters]`: what clusters are ranked by, scores or bounds, as it is ordered.
+    pub(super) keys: BufferId,
+    /// u32 `[n_clusters]`: the pass in which a cluster is read, or 0. Then the clusters that one pass reads, how many they are, and how many
+    /// blocks of rows that are always computed it has.
+    pub(super) probed: BufferId,
     /// u32: how many of the largest logits matter.
     pub(super) top: BufferId,
     /// u32: tokens, those certified at first, clusters read beyond `n_probes` (low word, high word).
@@ -411,31 +410,35 @@ impl Place<'_> {
             norm,
             weight: split,
             panel_bytes: panel_bytes(weight),
-            flash: clusters.map(|clusters| self.flash(clusters, weight.rows)).transpose()?,
+            flash: clusters.map(|clusters| self.flash(clusters)).transpose()?,
         })
     }
 
-    fn flash(&mut self, clusters: Clusters, vocab_size: usize) -> Result<FlashPlan, Error> {
+    fn flash(&mut self, clusters: Clusters) -> Result<FlashPlan, Error> {
         let Place { gpu, model, limits, list, uploads, dummy } = self;
         let centroids = &clusters.spec.centroids;
         let n_clusters = centroids.rows;
-        let mut forced = vec![0; vocab_size.div_ceil(MAXIMUM_ROWS)];
-        clusters.forced.iter().for_each(|row| forced[*row as usize / MAXIMUM_ROWS] |= 1 << (row % 32));
+        let mut forced: Vec<[u32; 2]> = Vec::new();
+        for row in &clusters.forced {
+            let (block, bit) = (row / MAXIMUM_ROWS as u32, 1 << (row % MAXIMUM_ROWS as u32));
+            match forced.last_mut() {
+                Some([last, bits]) if *last == block => *bits |= bit,
+                _ => forced.push([block, bit]),
+            }
+        }
         let bounds = clusters.bounds.iter().flat_map(|bound| {
             let Bound { high, low, radius, norm, centroid_magnitude, row_magnitude } = *bound;
             [high, low, radius, norm, centroid_magnitude, row_magnitude].map(f32::to_bits)
         });
-        let fours = n_clusters.next_multiple_of(4);
         Ok(FlashPlan {
             mode: limits.head,
             centroids: uploads.panels(list, gpu, "centroids", model, centroids, *dummy)?,
             bounds: uploads.words(list, "bounds of clusters", bounds.collect()),
-            forced: uploads.words(list, "rows always computed", forced),
+            n_forced: forced.len(),
+            forced: uploads.words(list, "rows always computed", forced.into_flattened()),
             scratch: FlashScratch {
-                scores: list.words("scores", fours),
-                maxima: list.words("maxima of scores", n_clusters.div_ceil(MAXIMUM_ROWS)),
-                bound_keys: list.words("bounds of logits", fours),
-                flags: list.words("clusters read", n_clusters + 1),
+                keys: list.words("keys of clusters", n_clusters.next_multiple_of(4)),
+                probed: list.words("clusters read", 2 * n_clusters + 2),
                 top: list.words("logits that matter", 1),
                 counts: list.words("clusters counted", COUNT_WORDS),
             },

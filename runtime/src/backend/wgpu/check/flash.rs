@@ -10,11 +10,7 @@ use super::{
     trial::{Difference, equal},
 };
 use crate::{
-    backend::wgpu::{
-        inventory::BufferId,
-        plan::{FlashScratch, MAXIMUM_ROWS},
-        segment::GpuSegment,
-    },
+    backend::wgpu::{inventory::BufferId, plan::MAXIMUM_ROWS, segment::GpuSegment},
     error::Error,
     flash::{Bound, Clusters, HeadKind, HeadMode, rounding},
     spec::{BlockSpec, HeadSpec},
@@ -30,12 +26,14 @@ struct Found<'a> {
     clusters: &'a Clusters,
     /// Whether what was left out was looked at again.
     certified: bool,
-    /// f32 `[n_clusters]`, of the device and of the CPU.
-    scores: [Vec<f32>; 2],
-    /// f32 `[n_clusters]`: the device's bounds; where none are needed, scores.
+    /// f32 `[n_clusters]`: the centroids' scores on the CPU.
+    scores: Vec<f32>,
+    /// f32 `[n_clusters]`, of the device: bounds, or scores where none are needed.
     keys: Vec<f32>,
     /// `[n_clusters]`: the pass in which a cluster was read, or 0.
     flags: Vec<u32>,
+    /// What the last pass was told to read: `[n_clusters]`, of which so many count, and so many blocks with forced rows.
+    listed: Vec<u32>,
     /// f32 `[vocab_size]` by row: the device's logits, and every one on the CPU.
     logits: [Vec<f32>; 2],
     /// The device's, one for 32 rows.
@@ -83,14 +81,17 @@ pub(super) fn wrong(
             let ops = segment.head.iter().flat_map(|head| &head.flash).flat_map(|flash| &flash.ops);
             ops.take_while(|op| whole || op.kernel() != "certify").collect()
         })?;
+        let mut flags = segment.words(scratch.probed, 2 * n_clusters + 2)?;
+        let listed = flags.split_off(n_clusters);
         let found = Found {
             mode,
             clusters: &clusters,
             certified: whole && mode.kind == HeadKind::Certified,
             length: length(&row),
-            scores: [segment.floats(scratch.scores, n_clusters)?, scores.clone()],
-            keys: keys(segment, mode, &scratch, n_clusters)?,
-            flags: segment.words(scratch.flags, n_clusters)?,
+            scores: scores.clone(),
+            keys: ordered(segment, scratch.keys, n_clusters)?,
+            flags,
+            listed,
             logits: [segment.floats(segment.scratch.logits, weight.rows)?, exact.clone()],
             maxima: ordered(segment, segment.scratch.maxima, weight.rows.div_ceil(MAXIMUM_ROWS))?,
         };
@@ -108,38 +109,31 @@ fn ordered(segment: &GpuSegment, buffer: BufferId, n: usize) -> Result<Vec<f32>,
     Ok(segment.words(buffer, n)?.into_iter().map(value).collect())
 }
 
-fn keys(
-    segment: &GpuSegment,
-    mode: HeadMode,
-    scratch: &FlashScratch,
-    n_clusters: usize,
-) -> Result<Vec<f32>, Error> {
-    match mode.kind {
-        HeadKind::Certified => ordered(segment, scratch.bound_keys, n_clusters),
-        HeadKind::Exact | HeadKind::Flash => segment.floats(scratch.scores, n_clusters),
-    }
-}
-
 impl Found<'_> {
     /// Of each kernel, what others go by first.
     fn differences(&self) -> Vec<Difference> {
         let of = |kernel, found, allowed| Difference { kernel, found, allowed };
-        let [scores, logits] = [&self.scores, &self.logits].map(|[found, expected]| (found, expected));
+        let [found, expected] = &self.logits;
         let size = self.clusters.spec.cluster_size;
         let computed = |row: usize| self.flags[row / size] != 0 || self.is_forced(row);
-        let (read, left): (Vec<usize>, Vec<usize>) = (0..logits.0.len()).partition(|row| computed(*row));
+        let (read, left): (Vec<usize>, Vec<usize>) = (0..found.len()).partition(|row| computed(*row));
         let only = |logits: &[f32]| -> Vec<f32> { read.iter().map(|row| logits[*row]).collect() };
-        let no_others = left.iter().all(|row| logits.0[*row] == f32::NEG_INFINITY);
-        let maxima =
-            logits.0.chunks(MAXIMUM_ROWS).map(|l| l.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        let no_others = left.iter().all(|row| found[*row] == f32::NEG_INFINITY);
+        let maxima = found.chunks(MAXIMUM_ROWS).map(|l| l.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         let same_maxima = maxima.eq(self.maxima.iter().copied());
         let zeros = || std::iter::repeat(0.0);
+        let (keys, allowed) = match self.mode.kind {
+            HeadKind::Certified => (self.worst_bound(), BOUND_TOLERANCE),
+            HeadKind::Exact | HeadKind::Flash => {
+                (relative(&self.keys, &self.scores, zeros()), HEAD_TOLERANCE)
+            }
+        };
         vec![
-            of("head", relative(scores.0, scores.1, zeros()), HEAD_TOLERANCE),
-            of("probe", self.worst_bound(), BOUND_TOLERANCE),
+            of("centroids", keys, allowed),
             of("probe", equal(self.best_are_probed(), true), 0.0),
             of("certify", equal(self.open_are_read(), true), 0.0),
-            of("flash_rows", relative(&only(logits.0), &only(logits.1), zeros()), HEAD_TOLERANCE),
+            of(if self.certified { "certify" } else { "probe" }, equal(self.flagged_are_listed(), true), 0.0),
+            of("flash_rows", relative(&only(found), &only(expected), zeros()), HEAD_TOLERANCE),
             of("flash_rows", equal((no_others, same_maxima), (true, true)), 0.0),
         ]
     }
@@ -150,7 +144,7 @@ impl Found<'_> {
 
     fn worst_bound(&self) -> f64 {
         let rounding = rounding(self.clusters.spec.centroids.cols);
-        let bounds = self.clusters.bounds.iter().zip(&self.scores[0]).zip(&self.keys);
+        let bounds = self.clusters.bounds.iter().zip(&self.scores).zip(&self.keys);
         let off = |((bound, score), key): ((&Bound, &f32), &f32)| {
             let expected = bound.of(*score, self.length, rounding);
             let most = f64::from(bound.high.abs().max(bound.low.abs())) * f64::from(score.abs())
@@ -169,6 +163,18 @@ impl Found<'_> {
         };
         let least = keys(true).fold(f32::INFINITY, f32::min);
         keys(true).count() == self.mode.n_probes && keys(false).all(|key| key <= least)
+    }
+
+    /// Whether the list of the last pass has the clusters flagged for it, and all of those.
+    fn flagged_are_listed(&self) -> bool {
+        let n_clusters = self.flags.len();
+        let same_block = |a: &u32, b: &u32| *a as usize / MAXIMUM_ROWS == *b as usize / MAXIMUM_ROWS;
+        let (number, n_forced) =
+            if self.certified { (2, 0) } else { (1, self.clusters.forced.chunk_by(same_block).count()) };
+        let flagged = (0..).zip(&self.flags).filter(|(_, flag)| **flag == number).map(|(i, _)| i);
+        let mut listed = self.listed[..n_clusters.min(self.listed[n_clusters] as usize)].to_vec();
+        listed.sort_unstable();
+        flagged.eq(listed) && self.listed[n_clusters + 1] as usize == n_forced
     }
 
     /// Whether clusters are read in the second pass if, and only if, they may hold the largest logit.

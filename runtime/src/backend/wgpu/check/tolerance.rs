@@ -41,6 +41,7 @@ const TOLERANCES: &[(&str, f64)] = &[
     ("embed", 2e-7),
     // As norm_gemv, with two more sums for the bias.
     ("head", 3e-6),
+    ("centroids", 3e-6),
     ("select_token", 0.0),
 ];
 

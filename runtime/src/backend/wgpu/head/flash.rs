@@ -1,7 +1,7 @@
 //! A head that leaves rows out (`crate::flash` says which): the centroids' scores, the clusters they choose, the logits of those
 //! and, where it is to be certified, of all others that may hold one of the largest. Nothing of it comes to the host but logits.
 
-use super::{PANEL_ROWS, constants, parts, rows};
+use super::{PANEL_ROWS, constants, parts};
 use crate::{
     backend::{
         MAX_CANDIDATES,
@@ -9,20 +9,22 @@ use crate::{
             device::{Gpu, bytes_of},
             inventory::Buffers,
             ops::{Maker, Op},
-            plan::{COUNT_WORDS, FlashPlan, FlashScratch, HeadPlan, Scratch},
+            plan::{COUNT_WORDS, FlashPlan, FlashScratch, HeadPlan, MAXIMUM_ROWS, Scratch},
         },
     },
     error::Error,
     flash::{HeadCounts, HeadKind, HeadMode, rounding},
     model::Model,
-    spec::NormSpec,
 };
 
 /// Panels of a workgroup: 32 rows, as many as a maximum has and many a cluster.
-const PANELS: usize = 8;
+const PANELS: usize = MAXIMUM_ROWS / PANEL_ROWS;
 
 /// The same of centroids, of which there are few.
 const CENTROID_PANELS: usize = 8;
+
+/// Clusters that a workgroup of `probe` ranks.
+pub(in crate::backend::wgpu) const PROBE_CLUSTERS: usize = 16;
 
 /// Dispatches, what they count, and what the host does.
 pub(in crate::backend::wgpu) struct Flash {
@@ -115,70 +117,95 @@ pub(in crate::backend::wgpu) fn flash(
     head: &HeadPlan,
     plan: &FlashPlan,
 ) -> Result<Vec<Op>, Error> {
-    let FlashScratch { scores, maxima, bound_keys, flags, top, counts } = plan.scratch;
-    let centroids = &plan.clusters.spec.centroids;
-    let n_clusters = ("N_CLUSTERS", centroids.rows as f64);
+    let FlashScratch { keys, probed, top, counts } = plan.scratch;
+    let n_clusters = plan.clusters.spec.centroids.rows;
+    let n_probes = plan.mode.n_probes;
     let certified = plan.mode.kind == HeadKind::Certified;
-    let NormSpec { weight: _, eps } = head.spec.norm;
-    let mut ops =
-        rows(maker, scratch, head, (centroids, &plan.centroids), CENTROID_PANELS, [scores, maxima])?;
+    let rows = ("ROWS", head.spec.weight.rows as f64);
+    let clusters = ("N_CLUSTERS", n_clusters as f64);
+    let mut ops = centroids(maker, scratch, head, plan)?;
+    let forced = ("N_FORCED", plan.n_forced as f64);
     ops.push(maker.op(
         "probe",
-        &[
-            n_clusters,
-            ("N_PROBES", plan.mode.n_probes as f64),
-            ("CERTIFIED", f64::from(u8::from(certified))),
-            ("ROUNDING", rounding(centroids.cols)),
-            ("COLS", centroids.cols as f64),
-            ("EPS", eps.into()),
-        ],
-        &[scratch.logit_rows, scratch.h, head.norm, scores, plan.bounds, bound_keys, flags, counts],
-        |_| [1, 1, 1],
+        &[clusters, ("N_PROBES", n_probes as f64), forced, rows],
+        &[keys, probed, scratch.logits, scratch.maxima, counts],
+        move |_| [n_clusters.div_ceil(PROBE_CLUSTERS) as u32, 1, 1],
         |_| 0,
     )?);
-    ops.extend(probed(maker, scratch, head, plan, first_bytes(plan, head.panel_bytes))?);
+    let first = first_bytes(plan, head.panel_bytes);
+    ops.extend(flash_rows(maker, scratch, head, plan, (n_probes, plan.n_forced), first)?);
     if certified {
-        let rows = ("ROWS", head.spec.weight.rows as f64);
-        let buffers = [scratch.logits, scratch.maxima, bound_keys, top, flags, counts];
-        ops.push(maker.op("certify", &[rows, n_clusters], &buffers, |_| [1, 1, 1], |_| 0)?);
+        let buffers = [scratch.logits, scratch.maxima, keys, top, probed, counts];
+        ops.push(maker.op("certify", &[rows, clusters], &buffers, |_| [1, 1, 1], |_| 0)?);
         // How many are read now, the host does not know.
-        ops.extend(probed(maker, scratch, head, plan, 0)?);
+        ops.extend(flash_rows(maker, scratch, head, plan, (n_clusters, 0), 0)?);
     }
     Ok(ops)
 }
 
-/// The rows flagged; a dispatch for each buffer of the weight. `bytes` are read by all of them.
-fn probed(
+/// What clusters are ranked by; a dispatch for each buffer of the centroids.
+fn centroids(
     maker: &Maker<'_>,
     scratch: &Scratch,
     head: &HeadPlan,
     plan: &FlashPlan,
+) -> Result<Vec<Op>, Error> {
+    let weight = &plan.clusters.spec.centroids;
+    let panel_bytes = head.panel_bytes;
+    parts(weight, &plan.centroids)
+        .map(|(w, range)| {
+            let mut given = constants(&head.spec.norm, weight, &range, CENTROID_PANELS).to_vec();
+            given.push(("CERTIFIED", f64::from(u8::from(plan.mode.kind == HeadKind::Certified))));
+            given.push(("ROUNDING", rounding(weight.cols)));
+            let n = range.len();
+            maker.op(
+                "centroids",
+                &given,
+                &[scratch.logit_rows, scratch.h, head.norm, w, plan.bounds, plan.scratch.keys],
+                move |_| [n.div_ceil(CENTROID_PANELS) as u32, 1, 1],
+                move |_| n as u64 * panel_bytes,
+            )
+        })
+        .collect()
+}
+
+/// The rows of at most so many clusters listed, and of so many blocks with rows always computed; a dispatch for each buffer of the
+/// weight. `bytes` are read by all of them.
+fn flash_rows(
+    maker: &Maker<'_>,
+    scratch: &Scratch,
+    head: &HeadPlan,
+    plan: &FlashPlan,
+    (n_clusters, n_forced): (usize, usize),
     bytes: u64,
 ) -> Result<Vec<Op>, Error> {
     let weight = &head.spec.weight;
     let all = weight.rows.div_ceil(PANEL_ROWS) as u64;
+    let size = plan.clusters.spec.cluster_size;
+    let shares = shares(size);
+    let groups = n_clusters * shares + n_forced;
+    let grid = [groups.min(1 << 15) as u32, groups.div_ceil(1 << 15) as u32, 1];
     parts(weight, &head.weight)
         .map(|(w, range)| {
             let mut given = constants(&head.spec.norm, weight, &range, PANELS).to_vec();
-            given.push(("CLUSTER", plan.clusters.spec.cluster_size as f64));
-            let groups = range.len().div_ceil(PANELS) as u32;
+            given.extend([("CLUSTER", size as f64), ("SHARES", shares as f64)]);
             let bytes = bytes * range.len() as u64 / all;
+            let FlashScratch { probed, .. } = plan.scratch;
+            let Scratch { logit_rows, h, logits, maxima, .. } = *scratch;
             maker.op(
                 "flash_rows",
                 &given,
-                &[
-                    scratch.logit_rows,
-                    scratch.h,
-                    head.norm,
-                    w,
-                    plan.scratch.flags,
-                    plan.forced,
-                    scratch.logits,
-                    scratch.maxima,
-                ],
-                move |_| [groups, 1, 1],
+                &[logit_rows, h, head.norm, w, probed, plan.forced, logits, maxima],
+                move |_| grid,
                 move |_| bytes,
             )
         })
         .collect()
+}
+
+/// Blocks of 32 rows that a cluster of `size` rows, a multiple of 4, has a share of, at most.
+pub(in crate::backend::wgpu) fn shares(size: usize) -> usize {
+    // The last of 32 rows that a cluster begins with: clusters begin at multiples of what divides both.
+    let step = 1 << size.trailing_zeros().min(5);
+    (MAXIMUM_ROWS - step + size).div_ceil(MAXIMUM_ROWS)
 }

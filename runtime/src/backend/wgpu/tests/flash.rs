@@ -278,7 +278,7 @@ fn a_wrong_kernel_of_such_a_head_is_named() {
     let limits = Limits { head: HeadMode { kind: HeadKind::Certified, n_probes: 14 }, ..LIMITS };
     for (kernel, constant, value) in [
         ("probe", "N_PROBES", 15.0),
-        ("probe", "ROUNDING", 0.1),
+        ("centroids", "ROUNDING", 0.1),
         ("flash_rows", "CLUSTER", 64.0),
         ("certify", "N_CLUSTERS", 100.0),
     ] {

@@ -145,7 +145,7 @@ pub(super) fn entered(
         ("UP_ABS_MAX", experts.up_abs_max.into()),
         ("PANELS", panels as f64),
     ];
-    let grid = [expert_size.div_ceil(4 * panels) as u32, n_used as u32, 1];
+    let grid = [expert_size.div_ceil(4 * panels) as u32 + 1, n_used as u32, 1];
     trial.run("experts_in", &[experts.constants(), own.to_vec()].concat(), &mut buffers, grid)?;
     let [_, _, _, _, act, chosen, status] = buffers;
     Ok([act, chosen, status])
