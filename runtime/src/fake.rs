@@ -182,8 +182,12 @@ impl Ahead for Fake {
 /// As a device draws: in f32.
 fn drawn(logits: &[f32], draw: &Draw, uniform: f32) -> Drawn {
     let mut candidates: Vec<(u32, f32)> = (0u32..).zip(logits.iter().copied()).collect();
-    candidates.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    candidates.truncate(draw.top_k);
+    let best_first = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    if draw.top_k < candidates.len() {
+        candidates.select_nth_unstable_by(draw.top_k, best_first);
+        candidates.truncate(draw.top_k);
+    }
+    candidates.sort_unstable_by(best_first);
     let best = candidates[0];
     if draw.temperature == 0.0 {
         return Drawn { token: best.0, candidates };

@@ -1,6 +1,9 @@
 //! Run ahead, wrong, forgotten or lost: the tokens are those of the plain path.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicBool, Ordering},
+};
 
 use crate::{
     Finish, Outcome, ReasoningSplit, Request, Session,
@@ -9,7 +12,7 @@ use crate::{
     fake::{Faults, engine, sampler},
     generate::generate,
     sample::SamplerSpec,
-    text::Event,
+    text::{Event, Tokenizer},
 };
 
 /// What came of two answers.
@@ -25,7 +28,9 @@ struct Said {
 /// Two answers in a row of one session and sampler.
 fn answers(engine: &mut Engine, spec: &SamplerSpec, stop_ids: &[u32], max_tokens: Option<usize>) -> Said {
     let (mut session, mut sampler) = (Session::new(1), sampler(spec));
-    let tokenizer = engine.model().tokenizer().expect("a tokenizer");
+    // That of the one model that all engines here have, which takes longer to make than an answer.
+    static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();
+    let tokenizer = TOKENIZER.get_or_init(|| engine.model().tokenizer().expect("a tokenizer"));
     let (mut turns, mut notices) = (Vec::new(), Vec::new());
     let mut prompt: Vec<u32> = (5..40).collect();
     for _ in 0..2 {
@@ -37,7 +42,7 @@ fn answers(engine: &mut Engine, spec: &SamplerSpec, stop_ids: &[u32], max_tokens
             }
         };
         let cancel = AtomicBool::new(false);
-        let outcome = generate(engine, &mut session, &tokenizer, &mut sampler, &request, &cancel, &mut event);
+        let outcome = generate(engine, &mut session, tokenizer, &mut sampler, &request, &cancel, &mut event);
         let Outcome { tokens, finish, .. } = outcome.expect("answers");
         prompt.extend(&tokens);
         prompt.truncate(engine.limits().context - 1);
