@@ -31,6 +31,8 @@ pub struct Decoder<'a> {
     sampler: &'a mut Sampler,
     /// Of the last token, `[vocab_size]`, token order; empty when they were used, or never left the device.
     logits: Vec<f32>,
+    /// How many of the largest logits are enough for the sampler, if some are.
+    few: Option<usize>,
     ahead: Option<RunAhead>,
 }
 
@@ -82,9 +84,10 @@ impl<'a> Decoder<'a> {
         logits: Vec<f32>,
     ) -> Self {
         let draw = sampler.as_draw(engine.model().architecture().vocab_size);
+        let few = draw.map(|draw| draw.top_k);
         let draw = draw.filter(|_| engine.ahead().is_some());
         let ahead = draw.map(|draw| RunAhead { draw, queued: 0, steps: 1, guess: None, pace: Pace::new() });
-        Decoder { engine, session, sampler, logits, ahead }
+        Decoder { engine, session, sampler, logits, few, ahead }
     }
 
     /// The session.
@@ -105,8 +108,15 @@ impl<'a> Decoder<'a> {
             if self.ahead.is_some() && !full {
                 return self.next_ahead(token, history, more);
             }
-            let top = self.sampler.top_of(self.engine.model().architecture().vocab_size, history.len());
-            self.session.decode(self.engine, token, Some(top), &mut self.logits)?;
+            if let Some(n) = self.few {
+                self.session.decode_best(self.engine, token, n, &mut self.logits)?;
+                if self.logits.is_empty() {
+                    return Ok(self.sampler.choose(self.engine.best())?.id);
+                }
+            } else {
+                let top = self.sampler.top_of(self.engine.model().architecture().vocab_size, history.len());
+                self.session.decode(self.engine, token, Some(top), &mut self.logits)?;
+            }
         }
         let chosen = self.sampler.sample(&mut self.logits, history)?;
         self.logits.clear();

@@ -51,11 +51,7 @@ impl Engine {
 
     /// An engine of compiled segments.
     pub(crate) fn assemble(model: Arc<Model>, limits: Limits, compiled: Compiled) -> Self {
-        let architecture = model.architecture();
-        let io = Activations {
-            hidden: vec![0.0; limits.max_batch * architecture.hidden_size],
-            logits: vec![0.0; limits.max_logit_rows * architecture.vocab_size],
-        };
+        let io = Activations::new(model.architecture(), limits.max_batch, limits.max_logit_rows);
         let lens = vec![0; limits.n_slots];
         let Compiled { placements, segments } = compiled;
         let (fallback, reasons, notices) = (None, Vec::new(), Vec::new());
@@ -132,7 +128,7 @@ impl Engine {
         &self.notices
     }
 
-    /// Runs one step and returns its logits, `[n_logit_rows, vocab_size]`, token order.
+    /// Runs one step and returns its logits, `[n_logit_rows, vocab_size]`, token order; none where [`Engine::best`] has some.
     ///
     /// # Errors
     /// A token outside the vocabulary or a position past the context, which leave every slot as it was; or
@@ -143,7 +139,8 @@ impl Engine {
     /// When the step itself is malformed: no tokens, more than `max_batch`, a slot out of range or used
     /// twice, a position that is not the end of the slot's cache, more logits than `max_logit_rows`.
     pub fn forward(&mut self, step: &Step<'_>) -> Result<&[f32], Error> {
-        let n_logit_rows = self.check(step)?;
+        let mut n_logit_rows = self.check(step)?;
+        self.io.best.clear();
         for segment in &mut self.segments {
             if let Err(error) = segment.forward(step, &mut self.io) {
                 // Some layers have cached these tokens and others not: nothing of it can be trusted.
@@ -156,7 +153,16 @@ impl Engine {
         for sequence in step.sequences {
             self.lens[sequence.slot] = sequence.position + sequence.tokens.len();
         }
+        if !self.io.best.is_empty() {
+            n_logit_rows = 0;
+        }
         Ok(&self.io.logits[..n_logit_rows * self.model.architecture().vocab_size])
+    }
+
+    /// After a step with [`Logits::Best`](crate::Logits::Best), by a head that can tell them: the largest logits with their tokens, the
+    /// largest first, of equal ones the lower token, and what is no number before all.
+    pub fn best(&self) -> &[(u32, f32)] {
+        &self.io.best
     }
 
     /// The logits of the last token of the last step once more, `[vocab_size]`, token order: all of them, or as for

@@ -226,7 +226,7 @@ fn reaches(ranked: u64, key: f32) -> bool {
 }
 
 /// Bits that compare as the numbers do; NaN without a sign is above all.
-fn ordered(x: f32) -> u32 {
+pub(crate) fn ordered(x: f32) -> u32 {
     let bits = x.to_bits();
     if bits >> 31 == 0 { bits | 1 << 31 } else { !bits }
 }

@@ -91,6 +91,21 @@ impl Session {
         self.step(engine, &[token], top.map_or(Logits::Last, Logits::Top), logits)
     }
 
+    /// As [`Session::decode`], of a token after which no more than the `n` largest logits are of use. Where [`Engine::best`] has them,
+    /// `logits` are empty.
+    pub(crate) fn decode_best(
+        &mut self,
+        engine: &mut Engine,
+        token: u32,
+        n: usize,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), Error> {
+        if engine.cached(self.slot) < self.tokens.len() {
+            return self.decode(engine, token, Some(n), logits);
+        }
+        self.step(engine, &[token], Logits::Best(n), logits)
+    }
+
     /// The slot of the engine.
     pub(crate) fn slot(&self) -> usize {
         self.slot

@@ -7,8 +7,8 @@ use std::{
 
 use samara_format::{Access, Metadata};
 use samara_runtime::{
-    Device, Engine, EngineOptions, Error, HeadKind, Model, ReasoningSplit, Request, Sampler, SamplerSpec,
-    Session, argmax, generate,
+    Device, Engine, EngineOptions, Error, HeadKind, Logits, Model, ReasoningSplit, Request, Sampler,
+    SamplerSpec, Sequence, Session, Step, argmax, generate,
 };
 use samara_tests::{Fixture, emulated, golden, ids, model, rewrite};
 
@@ -219,6 +219,38 @@ fn answers_with_a_certificate_are_those_of_the_exact_head() {
         let (exact, certified) = (answer(HeadKind::Exact, &spec), answer(HeadKind::Certified, &spec));
         assert_eq!(exact, certified, "{spec:?}");
     }
+}
+
+/// What a sampler needs comes alone where the head can tell it, and is what it would find among all logits.
+#[test]
+fn the_best_alone_are_those_of_all_logits() {
+    let text = &texts()[0][..if emulated() { 5 } else { 60 }];
+    let step = |engine: &mut Engine, position: usize, logits: Logits| {
+        let tokens = &text[position..=position];
+        let sequence = Sequence { slot: 0, position, tokens, logits };
+        let all = engine.forward(&Step { sequences: &[sequence] }).expect("runs").to_vec();
+        (all, engine.best().to_vec())
+    };
+    for (kind, n_probes) in [(HeadKind::Flash, 1), (HeadKind::Flash, 14), (HeadKind::Certified, 14)] {
+        for n in [1, 20, 64] {
+            let [mut one, mut other] =
+                [0, 1].map(|_| engine(&model(Fixture::Tiny), Device::Cpu, kind, n_probes));
+            for position in 0..text.len() {
+                let (all, none) = step(&mut one, position, Logits::Top(n));
+                let (none_at_all, best) = step(&mut other, position, Logits::Best(n));
+                assert!(none.is_empty() && none_at_all.is_empty(), "{kind} {n}");
+                let mut expected: Vec<(u32, f32)> =
+                    ranked(&all)[..n].iter().map(|id| (*id as u32, all[*id])).collect();
+                expected.retain(|(_, logit)| *logit > f32::NEG_INFINITY);
+                assert_eq!(best, expected, "{kind}, {n_probes} probes, {n}, position {position}");
+            }
+            assert_eq!(one.head_counts(), other.head_counts());
+        }
+    }
+    // Others leave all logits.
+    let mut engine = engine(&model(Fixture::Tiny), Device::Cpu, HeadKind::Exact, 0);
+    let (all, best) = step(&mut engine, 0, Logits::Best(3));
+    assert!(all.len() == N_CLUSTERS * CLUSTER && best.is_empty());
 }
 
 #[test]

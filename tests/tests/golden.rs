@@ -85,10 +85,7 @@ fn hidden_difference(fixture: Fixture, file: &str) -> (f32, String) {
     for golden in golden(file) {
         let sequence = Sequence { slot: 0, position: 0, tokens: &golden.ids, logits: Logits::Last };
         let step = Step { sequences: &[sequence] };
-        let mut io = Activations {
-            hidden: vec![0.0; golden.ids.len() * architecture.hidden_size],
-            logits: vec![0.0; architecture.vocab_size],
-        };
+        let mut io = Activations::new(architecture, golden.ids.len(), 1);
         for (i, block) in architecture.blocks[..=n_layers].iter().enumerate() {
             let mut segment =
                 backend.compile(&model, &[(block, &[])], &limits, &mut |_, _| {}).expect("compiles");

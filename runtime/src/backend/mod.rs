@@ -94,6 +94,9 @@ pub enum Logits {
     /// Those of its last token, of which the so many largest matter: where the head leaves rows out, others are
     /// -infinity.
     Top(usize),
+    /// The so many largest of its last token, by a head that leaves rows out and can tell them: they are in
+    /// [`Activations::best`] then. By others as [`Logits::Top`].
+    Best(usize),
     /// Those of every token.
     All,
 }
@@ -138,9 +141,14 @@ impl<'a> Step<'a> {
     /// How many of the largest logits matter, in a step of one token that does not want them all.
     pub fn top(&self) -> Option<usize> {
         match self.sequences {
-            [Sequence { tokens: [_], logits: Logits::Top(k), .. }] => Some(*k),
+            [Sequence { tokens: [_], logits: Logits::Top(k) | Logits::Best(k), .. }] => Some(*k),
             _ => None,
         }
+    }
+
+    /// Whether the largest logits alone are enough.
+    pub fn wants_best(&self) -> bool {
+        matches!(self.sequences, [Sequence { tokens: [_], logits: Logits::Best(_), .. }])
     }
 
     /// Rows of the hidden states whose logits are wanted, ascending.
@@ -150,7 +158,7 @@ impl<'a> Step<'a> {
             let end = first + sequence.tokens.len();
             let start = match sequence.logits {
                 Logits::None => end,
-                Logits::Last | Logits::Top(_) => end - 1,
+                Logits::Last | Logits::Top(_) | Logits::Best(_) => end - 1,
                 Logits::All => first,
             };
             first = end;
@@ -166,6 +174,20 @@ pub struct Activations {
     pub hidden: Vec<f32>,
     /// Written by the head, `[n_logit_rows, vocab_size]`, f32, token order.
     pub logits: Vec<f32>,
+    /// Written by a head instead of `logits` for [`Logits::Best`], if it can: token and logit, the largest first, of equal ones the
+    /// lower token, and what is no number before all. Empty before the step.
+    pub best: Vec<(u32, f32)>,
+}
+
+impl Activations {
+    /// Room for a step of `n_tokens` tokens that wants `n_logit_rows` rows of logits.
+    pub fn new(architecture: &crate::Architecture, n_tokens: usize, n_logit_rows: usize) -> Self {
+        Activations {
+            hidden: vec![0.0; n_tokens * architecture.hidden_size],
+            logits: vec![0.0; n_logit_rows * architecture.vocab_size],
+            best: Vec::new(),
+        }
+    }
 }
 
 /// Threads that take part in a step.

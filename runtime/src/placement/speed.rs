@@ -82,11 +82,7 @@ fn time(
     limits: &Limits,
 ) -> Result<f64, Error> {
     let mut segment = backend.compile(model, placed, limits, &mut |_, _| {})?;
-    let architecture = model.architecture();
-    let mut io = Activations {
-        hidden: vec![0.0; architecture.hidden_size],
-        logits: vec![0.0; architecture.vocab_size],
-    };
+    let mut io = Activations::new(model.architecture(), 1, 1);
     backend.wake()?;
     let (mut seconds, began) = (Vec::new(), Instant::now());
     while seconds.len() < 2 || began.elapsed() < AT_LEAST {

@@ -70,17 +70,17 @@ impl Head {
         io: &mut Activations,
     ) -> Result<(), Error> {
         match step.top() {
-            Some(top) => self.top(cx, 0, top, io),
+            Some(top) => self.top(cx, 0, (top, step.wants_best()), io),
             None => self.all(cx, step.logit_rows(), io),
         }
     }
 
-    /// The logits of row `row` of `io.hidden`, of which the `top` largest matter.
+    /// The logits of row `row` of `io.hidden`, of which the `top` largest matter; those alone if they are enough and rows are left out.
     pub(super) fn top(
         &mut self,
         cx: &mut Context<'_>,
         row: usize,
-        top: usize,
+        (top, alone): (usize, bool),
         io: &mut Activations,
     ) -> Result<(), Error> {
         let Some(mut flash) = self.flash.take() else { return self.all(cx, std::iter::once(row), io) };
@@ -91,13 +91,13 @@ impl Head {
                     &cx.scratch.normed[..self.norm.len()],
                     self.norm.len(),
                 );
-                flash.forward(
-                    cx,
-                    &self.kernels,
-                    &self.spec.weight,
-                    top,
-                    &mut io.logits[..self.spec.weight.rows],
-                );
+                let read = flash.read(cx, &self.kernels, &self.spec.weight, top);
+                if alone {
+                    flash.best(&cx.scratch.head[..read], top, &mut io.best);
+                } else {
+                    flash.scatter(&cx.scratch.head[..read], &mut io.logits[..self.spec.weight.rows]);
+                }
+                cx.clock.lap("logits", 0);
             })
         } else {
             flash.counts.tokens += 1;

@@ -274,7 +274,7 @@ impl Segment for CpuSegment {
         clock.start();
         let mut cx = Context { model, pool, scratch, clock };
         match top {
-            Some(top) => head.top(&mut cx, *last_row, top, io),
+            Some(top) => head.top(&mut cx, *last_row, (top, false), io),
             None => head.all(&mut cx, std::iter::once(*last_row), io),
         }
     }

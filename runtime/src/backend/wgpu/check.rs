@@ -128,10 +128,7 @@ impl Host<'_> {
         let cpu = Cpu::new(Kernels::detect());
         let mut segment = cpu.compile(self.model, &[(self.block, &[])], &self.limits, &mut |_, _| {})?;
         let architecture = self.model.architecture();
-        let mut io = Activations {
-            hidden: vec![0.0; TOKENS * architecture.hidden_size],
-            logits: vec![0.0; architecture.vocab_size],
-        };
+        let mut io = Activations::new(architecture, TOKENS, 1);
         let (mut position, mut rest) = (0, hidden);
         for tokens in steps {
             let (own, after) = rest.split_at_mut(tokens.len() * architecture.hidden_size);

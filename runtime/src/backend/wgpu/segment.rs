@@ -390,7 +390,7 @@ impl Segment for GpuSegment {
         }
         let wanted: Vec<usize> = if self.head.is_some() { step.logit_rows().collect() } else { Vec::new() };
         let vocab_size = self.head.as_ref().map_or(0, |head| head.vocab_size);
-        let Activations { hidden, logits } = io;
+        let Activations { hidden, logits, best: _ } = io;
         let (mut first, mut done) = (0, 0);
         while first < tokens.len() {
             let started = Instant::now();
