@@ -19,6 +19,11 @@ fn options(device: Device, threads: usize, max_batch: usize, n_slots: usize) -> 
     }
 }
 
+/// Without the reference on an emulated machine, where it takes the most time and computes what the goldens show.
+fn devices() -> impl Iterator<Item = Device> {
+    [Device::Cpu, Device::Reference].into_iter().take(if emulated() { 1 } else { 2 })
+}
+
 /// Logits after the whole of `ids`, prefilled in the given pieces.
 fn after(engine: &mut Engine, ids: &[u32], pieces: &[usize]) -> Vec<f32> {
     let (mut session, mut logits) = (Session::new(0), Vec::new());
@@ -44,8 +49,8 @@ fn ring_is_right_around_the_window_and_after() {
         (Fixture::Tiny, Device::Cpu, 128),
     ] {
         let mut engine = engine(fixture, &options(device, 2, batch, 1));
-        let prompts = [15, 16, 17, 63, 64, 65, 511, 512, 513, 700];
-        for &prompt in if emulated() { &prompts[..6] } else { &prompts[..] } {
+        let prompts = [16, 65, 15, 17, 63, 64, 511, 512, 513, 700];
+        for &prompt in if emulated() { &prompts[..2] } else { &prompts[..] } {
             let decoded = match device {
                 Device::Cpu if prompt >= 511 => 600,
                 _ if emulated() => 5,
@@ -81,7 +86,8 @@ fn threads_and_batches_do_not_change_a_bit() {
     let mut seen = Vec::new();
     for kv in KvType::ALL {
         let expected = of(&ids, 1, 128, kv);
-        for (threads, batch) in [(2, 128), (3, 128), (7, 128), (2, 1), (2, 7), (1, 300)] {
+        let cuts = [(3, 128), (2, 7), (2, 1), (2, 128), (7, 128), (1, 300)];
+        for &(threads, batch) in if emulated() { &cuts[..2] } else { &cuts[..] } {
             assert_eq!(of(&ids, threads, batch, kv), expected, "{threads} threads, steps of {batch}, {kv}");
         }
         assert_ne!(of(&ids[1..], 1, 128, kv), expected, "{kv}");
@@ -92,7 +98,7 @@ fn threads_and_batches_do_not_change_a_bit() {
 
 #[test]
 fn several_sequences_in_one_step_equal_each_alone() {
-    for device in [Device::Reference, Device::Cpu] {
+    for device in devices() {
         let n = if emulated() { 60 } else { 120 };
         let ids = ids(n);
         let mut engine = engine(Fixture::Tiny, &options(device, 2, 128, 3));
@@ -116,7 +122,7 @@ fn several_sequences_in_one_step_equal_each_alone() {
 
 #[test]
 fn a_step_may_mix_decoding_prefilling_and_scoring() {
-    for device in [Device::Reference, Device::Cpu] {
+    for device in devices() {
         let ids = ids(230);
         let mut engine = engine(Fixture::Stress, &options(device, 2, 64, 3));
         let expected: Vec<Vec<f32>> =

@@ -25,6 +25,10 @@ fn check(fixture: Fixture, file: &str, device: Device, tolerance: &Tolerance) {
 fn reference_equals_the_exact_function() {
     check(Fixture::Tiny, "tiny-maple", Device::Reference, &TINY_EXACT);
     check(Fixture::Stress, "stress-maple", Device::Reference, &STRESS_EXACT);
+    // An emulated machine takes five seconds for each of the others, which are the same code.
+    if emulated() {
+        return;
+    }
     check(Fixture::StressHf, "stress-maple", Device::Reference, &STRESS_EXACT);
     check(Fixture::StressWindow17, "stress-maple-window17", Device::Reference, &STRESS_EXACT);
 }
@@ -108,11 +112,12 @@ fn hidden_difference(fixture: Fixture, file: &str) -> (f32, String) {
 
 #[test]
 fn reference_residuals_equal_after_each_layer() {
-    for (fixture, file, tolerance) in [
-        (Fixture::Tiny, "tiny-maple", &TINY_EXACT),
+    let goldens = [
         (Fixture::Stress, "stress-maple", &STRESS_EXACT),
         (Fixture::StressWindow17, "stress-maple-window17", &STRESS_EXACT),
-    ] {
+        (Fixture::Tiny, "tiny-maple", &TINY_EXACT),
+    ];
+    for &(fixture, file, tolerance) in if emulated() { &goldens[..1] } else { &goldens[..] } {
         let (difference, place) = hidden_difference(fixture, file);
         println!("residuals of {file}: {difference:.2e} at most, {place}");
         assert!(difference <= tolerance.hidden, "{place}: relative difference {difference}");

@@ -321,12 +321,13 @@ fn stored_logits_are_compared() {
 
     let dir = folder();
     let (text, saved) = (dir.path().join("text.txt"), dir.path().join("saved.safetensors"));
-    fs::write(&text, "The capital of Greece is Athens. ".repeat(12)).expect("written");
+    let (times, least) = if emulated() { (4, 20.0) } else { (12, 80.0) };
+    fs::write(&text, "The capital of Greece is Athens. ".repeat(times)).expect("written");
     let save = ["--ctx", "40", "--save-logits", plain(&saved)];
     run(["ppl", plain(tiny()), "--file", plain(&text)].iter().chain(&save)).expect(0);
     let same = compare(&saved, "cpu");
     assert_eq!((&same["kl_max"], &same["top1_agreement"]), (&0.0.into(), &1.0.into()), "{same}");
-    assert!(number(&same["positions"]) > 80.0, "{same}");
+    assert!(number(&same["positions"]) > least, "{same}");
     // A planted fault: the last logits change sign.
     let mut bytes = fs::read(&saved).expect("read");
     let last = bytes.len() - 4 * 4096;

@@ -199,7 +199,8 @@ fn macos(checks: &mut Checks) -> Result<()> {
     let Some(mut clippy) = checks.tallies.wanted(MACOS_AARCH64.name, clippy)? else {
         return Ok(());
     };
-    clippy.args(PACKAGES).args(["--lib", "--bins", "--tests", "--", "-D", "warnings"]);
+    // None of the tests is run there, and what they alone depend on would have to be checked too.
+    clippy.args(PACKAGES).args(["--lib", "--bins", "--", "-D", "warnings"]);
     succeed(clippy)
 }
 
