@@ -15,6 +15,7 @@ use samara_simd::Kernels;
 
 pub use self::wgpu::{Adapter, adapters};
 use crate::{
+    arch::Architecture,
     error::Error,
     flash::{HeadCounts, HeadMode},
     kv::KvType,
@@ -181,7 +182,7 @@ pub struct Activations {
 
 impl Activations {
     /// Room for a step of `n_tokens` tokens that wants `n_logit_rows` rows of logits.
-    pub fn new(architecture: &crate::Architecture, n_tokens: usize, n_logit_rows: usize) -> Self {
+    pub fn new(architecture: &Architecture, n_tokens: usize, n_logit_rows: usize) -> Self {
         Activations {
             hidden: vec![0.0; n_tokens * architecture.hidden_size],
             logits: vec![0.0; n_logit_rows * architecture.vocab_size],

@@ -100,7 +100,8 @@ fn cluster_bytes(plan: &FlashPlan, panel_bytes: u64) -> u64 {
     (plan.clusters.spec.cluster_size / PANEL_ROWS) as u64 * panel_bytes
 }
 
-/// Bytes of the rows that are read for every token, whatever it is: those of so many clusters, and the panels of forced rows.
+/// Bytes of the rows that are read for every token, whatever it is: those of so many clusters, and the panels of forced rows, some of
+/// which may be in those clusters and are read once.
 fn first_bytes(plan: &FlashPlan, panel_bytes: u64) -> u64 {
     let same_panel = |a: &u32, b: &u32| *a as usize / PANEL_ROWS == *b as usize / PANEL_ROWS;
     let n_forced = plan.clusters.forced.chunk_by(same_panel).count() as u64;
