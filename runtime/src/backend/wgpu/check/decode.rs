@@ -13,11 +13,11 @@ mod select;
 mod tests;
 
 #[cfg(test)]
-use self::head::order_key;
+use self::head::{maxima_of, order_key};
 pub(super) use self::{
     attention::{Attention, attention, attention_merge},
     experts::{ExpertBlocks, experts_in, experts_out},
     gemv::{Row, gemv_add, length, norm_gemv, norm_router},
-    head::{Affine, embed, head},
+    head::{Affine, embed, head, key_bits},
     select::{Drawing, select_token},
 };

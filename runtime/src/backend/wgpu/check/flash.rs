@@ -4,7 +4,7 @@ use samara_simd::PANEL_ROWS;
 
 use super::{
     HEAD_TOLERANCE, Host,
-    decode::{Affine, Row, length},
+    decode::{Affine, Row, key_bits, length},
     made::Made,
     relative,
     trial::{Difference, equal},
@@ -105,8 +105,7 @@ pub(super) fn wrong(
 
 /// Values that a kernel has written by their order.
 fn ordered(segment: &GpuSegment, buffer: BufferId, n: usize) -> Result<Vec<f32>, Error> {
-    let value = |key: u32| f32::from_bits(if key >> 31 == 1 { key ^ (1 << 31) } else { !key });
-    Ok(segment.words(buffer, n)?.into_iter().map(value).collect())
+    Ok(segment.words(buffer, n)?.into_iter().map(|key| f32::from_bits(key_bits(key))).collect())
 }
 
 impl Found<'_> {

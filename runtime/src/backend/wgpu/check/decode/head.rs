@@ -1,5 +1,7 @@
 //! Embedding rows and the head.
 
+use std::ops::Range;
+
 use samara_format::Affine4Layout;
 
 use super::super::{
@@ -58,6 +60,29 @@ impl Affine {
     fn panel_words(&self) -> usize {
         self.words.len() / self.rows.div_ceil(4)
     }
+
+    /// Some panels' words.
+    pub(super) fn part(&self, panels: &Range<usize>) -> Vec<u32> {
+        self.words[panels.start * self.panel_words()..panels.end * self.panel_words()].to_vec()
+    }
+
+    /// Constants of the head's arithmetic (`lib/head_rows`) for these panels, so many to a workgroup.
+    pub(super) fn constants(&self, eps: f32, panels: &Range<usize>, each: usize) -> [(&'static str, f64); 6] {
+        [
+            ("COLS", self.cols as f64),
+            ("ROWS", self.rows as f64),
+            ("EPS", eps.into()),
+            ("FIRST_PANEL", panels.start as f64),
+            ("END_PANEL", panels.end as f64),
+            ("PANELS", each as f64),
+        ]
+    }
+
+    /// All panels, `split` at a time.
+    pub(super) fn splits(&self, split: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let n_panels = self.rows.div_ceil(4);
+        (0..n_panels).step_by(split).map(move |first| first..n_panels.min(first + split))
+    }
 }
 
 /// `embed` of `tokens`, with the rows from `per_split` on, a multiple of 4, in a second buffer.
@@ -94,6 +119,16 @@ pub(super) fn order_key(bits: u32) -> u32 {
     }
 }
 
+/// The f32 of a key, as bits.
+pub(in crate::backend::wgpu::check) fn key_bits(key: u32) -> u32 {
+    if key >> 31 == 1 { key ^ 0x8000_0000 } else { !key }
+}
+
+/// Keys of the largest of each 32 logits.
+pub(super) fn maxima_of(logits: &[u32]) -> Vec<u32> {
+    logits.chunks(32).map(|l| l.iter().copied().map(order_key).fold(0, u32::max)).collect()
+}
+
 /// `head` for the rows `wanted` of the hidden states of `row.h`, `[n, cols]`, in dispatches of `split` panels; `panels` to a
 /// workgroup.
 ///
@@ -107,24 +142,13 @@ pub(in crate::backend::wgpu::check) fn head(
     split: usize,
     panels: usize,
 ) -> Result<Difference, Error> {
-    let n_panels = w.rows.div_ceil(4);
     let n_blocks = w.rows.div_ceil(32);
     let mut logits = vec![0; wanted.len() * w.rows];
     let mut maxima = vec![0; wanted.len() * n_blocks];
-    for first in (0..n_panels).step_by(split) {
-        let end = n_panels.min(first + split);
-        let part = w.words[first * w.panel_words()..end * w.panel_words()].to_vec();
-        let mut buffers = [wanted.to_vec(), words(row.h), words(row.norm), part, logits, maxima];
-        let constants = [
-            ("COLS", w.cols as f64),
-            ("ROWS", w.rows as f64),
-            ("EPS", row.eps.into()),
-            ("FIRST_PANEL", first as f64),
-            ("END_PANEL", end as f64),
-            ("PANELS", panels as f64),
-        ];
-        let grid = [(end - first).div_ceil(panels) as u32, wanted.len() as u32, 1];
-        trial.run("head", &constants, &mut buffers, grid)?;
+    for range in w.splits(split) {
+        let mut buffers = [wanted.to_vec(), words(row.h), words(row.norm), w.part(&range), logits, maxima];
+        let grid = [range.len().div_ceil(panels) as u32, wanted.len() as u32, 1];
+        trial.run("head", &w.constants(row.eps, &range, panels), &mut buffers, grid)?;
         [.., logits, maxima] = buffers;
     }
     let mut found = 0.0f64;
@@ -133,9 +157,7 @@ pub(in crate::backend::wgpu::check) fn head(
         let h = &row.h[at as usize * w.cols..][..w.cols];
         let normed = Row { h, ..*row }.normed();
         found = found.max(worst_within(logits, &Quantized::of(&normed).times(&w.weights)));
-        let largest: Vec<u32> =
-            logits.chunks(32).map(|l| l.iter().copied().map(order_key).fold(0, u32::max)).collect();
-        found = found.max(equal(maxima, &largest[..]));
+        found = found.max(equal(maxima, &maxima_of(logits)[..]));
     }
     Ok(Difference::of("head", found))
 }

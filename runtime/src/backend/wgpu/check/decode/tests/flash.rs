@@ -14,7 +14,7 @@ use crate::{
 
 /// Bits of f32 with keys.
 fn values(keys: &[u32]) -> Vec<u32> {
-    keys.iter().map(|key| if key >> 31 == 1 { key ^ (1 << 31) } else { !key }).collect()
+    keys.iter().map(|key| key_bits(*key)).collect()
 }
 
 /// What `probe` makes of clusters with these scores: the best, of equal ones those that come first, are listed.
@@ -91,23 +91,12 @@ fn in_parts<const N: usize>(
     mut out: [Vec<u32>; N],
     (split, groups): (usize, Option<usize>),
 ) -> Result<[Vec<u32>; N], Error> {
-    let n_panels = w.rows.div_ceil(4);
-    for first in (0..n_panels).step_by(split) {
-        let end = n_panels.min(first + split);
-        let panel = w.words.len() / n_panels;
-        let part = w.words[first * panel..end * panel].to_vec();
-        let mut buffers = vec![vec![0], words(row.h), words(row.norm), part];
+    for range in w.splits(split) {
+        let mut buffers = vec![vec![0], words(row.h), words(row.norm), w.part(&range)];
         buffers.extend(own.iter().cloned().chain(out));
-        let all = [
-            ("COLS", w.cols as f64),
-            ("ROWS", w.rows as f64),
-            ("EPS", row.eps.into()),
-            ("FIRST_PANEL", first as f64),
-            ("END_PANEL", end as f64),
-            ("PANELS", 8.0),
-        ];
-        let groups = groups.unwrap_or((end - first).div_ceil(8)) as u32;
-        trial.run(kernel, &[&all, constants].concat(), &mut buffers, [groups, 1, 1])?;
+        let groups = groups.unwrap_or(range.len().div_ceil(8)) as u32;
+        let all = [&w.constants(row.eps, &range, 8), constants].concat();
+        trial.run(kernel, &all, &mut buffers, [groups, 1, 1])?;
         out = buffers.split_off(4 + own.len()).try_into().expect("as many as there were");
     }
     Ok(out)
@@ -204,8 +193,7 @@ fn flash_rows(
         let computed = |row: &usize| (1..=number).contains(&flags[row / cluster]) || forced.contains(row);
         let expected: Vec<u32> =
             (0..w.rows).map(|row| if computed(&row) { exact[row] } else { none }).collect();
-        let most = |l: &[u32]| l.iter().copied().map(order_key).fold(0, u32::max);
-        right &= out == [expected.clone(), expected.chunks(32).map(most).collect()];
+        right &= out == [expected.clone(), maxima_of(&expected)];
     }
     Ok(Difference { kernel: "flash_rows", found: equal(right, true), allowed: 0.0 })
 }
