@@ -10,7 +10,7 @@
 //! * expert blocks: whole experts (gate, up, down) of all layers in a shuffled order, the same one each time; each
 //!   thread takes the next when it has read one.
 //!
-//! A read loads every byte and adds up what it loads, by the compiler's code for any CPU: memory is slower than that.
+//! A read loads every byte and adds up what it loads ([`read`]).
 
 use std::{
     hint::black_box,
@@ -18,6 +18,7 @@ use std::{
 };
 
 use samara_pool::{Pool, Tasks};
+use samara_simd::read;
 
 use crate::{error::Error, model::Model, spec::BlockSpec};
 
@@ -156,31 +157,9 @@ fn shuffle<T>(items: &mut [T]) {
     }
 }
 
-/// Loads all bytes but the last few and adds them up, 16 words side by side, so that loads wait for memory alone. One
-/// stream, which the CPU's own prefetching follows best: with explicit prefetches it was a fifth slower, and in two to
-/// eight streams at once no faster.
-fn read(bytes: &[u8]) -> u64 {
-    let mut sums = [0u64; 16];
-    for line in bytes.as_chunks::<128>().0 {
-        for (sum, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
-            *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
-        }
-    }
-    sums.into_iter().fold(0, u64::wrapping_add)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_read_loads_every_whole_line() {
-        let bytes: Vec<u8> = (0..128 * 5 + 17).map(|i| (i % 251) as u8).collect();
-        let words =
-            bytes[..640].chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
-        assert_eq!(read(&bytes), words.fold(0, u64::wrapping_add));
-        assert_eq!(read(&bytes[..127]), 0);
-    }
 
     #[test]
     fn a_shuffle_loses_nothing_and_leaves_little_in_place() {

@@ -40,6 +40,7 @@ mod arch;
 mod isa;
 mod kernels;
 mod kv;
+mod read;
 mod rows;
 
 pub use activation::{
@@ -48,4 +49,5 @@ pub use activation::{
 pub use isa::{Error, Isa};
 pub use kernels::{KernelId, Kernels, Op};
 pub use kv::{KV_BLOCK, KV_DIMS, KV_LEAST, KV_PART, Kv, KvSlice, attention_state_len, value_at};
+pub use read::read;
 pub use rows::{Affine4Rows, Bf16Rows, PANEL_ROWS, TernaryRows};

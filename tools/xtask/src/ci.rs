@@ -205,7 +205,8 @@ fn macos(checks: &mut Checks) -> Result<()> {
 }
 
 /// The shaders and this program are tested in the development profile, in which this program is built anyway, each alone: with them
-/// the product would have other features of what it depends on.
+/// the product would have other features of what it depends on. The shaders' tests and build script share a compiler of shaders, which
+/// is built once where both are built alike: as build scripts are.
 fn test(checks: &mut Checks) -> Result<()> {
     let mut tests = local("test");
     tests.args(PACKAGES).arg("--tests");
@@ -225,9 +226,10 @@ fn test(checks: &mut Checks) -> Result<()> {
     let mut documentation = local("test");
     documentation.args(PACKAGES).args(["--doc", "--no-fail-fast"]);
     let mut failed = vec![checks.tallies.run(&here(), documentation)];
-    for package in ["samara-shaders", "xtask"] {
-        let command =
-            cargo(&["test", "--locked", "--package", package, "--no-fail-fast", "--", "--show-output"]);
+    let as_scripts = ["--config", "profile.dev.opt-level=0", "--config", "profile.dev.debug=false"];
+    for (package, settings) in [("samara-shaders", &as_scripts[..]), ("xtask", &[])] {
+        let mut command = cargo(&["test", "--locked", "--package", package, "--no-fail-fast"]);
+        command.args(settings).args(["--", "--show-output"]);
         failed.push(checks.tallies.run(&here(), command));
     }
     failed.into_iter().collect()

@@ -105,11 +105,12 @@ fn fetch_source(version: &str, made: &Path) -> Result<()> {
         .with_context(|| format!("{} is not in the package", library.display()))
 }
 
-/// Builds the library as a dependency of an empty crate in `folder`, then moves it under its final name `library`.
+/// Builds the library as a dependency of an empty crate in `folder`, each crate as one unit, as those that rustup has, then moves it
+/// under its final name `library`.
 fn build(target: &Target, source: &Path, folder: &Path, library: &Path) -> Result<()> {
     fs::write(
         folder.join("Cargo.toml"),
-        "[package]\nname = \"empty\"\nedition = \"2024\"\n[lib]\npath = \"lib.rs\"\n[workspace]\n[profile.release]\ndebug = 0\n",
+        "[package]\nname = \"empty\"\nedition = \"2024\"\n[lib]\npath = \"lib.rs\"\n[workspace]\n[profile.release]\ndebug = 0\ncodegen-units = 1\n",
     )?;
     fs::write(folder.join("lib.rs"), "")?;
     // As in the library that rustup has.

@@ -1,0 +1,31 @@
+//! Reading memory as fast as it can be read.
+
+/// Loads all bytes but the last few, fewer than 128, and adds them up as words of 64 bits, wrapping: 16 sums side by side, so that loads
+/// wait for memory alone.
+///
+/// The compiler's code for any CPU: memory is slower than that. One stream, which the CPU's own prefetching follows best: with
+/// explicit prefetches it was a fifth slower, and in two to eight streams at once no faster.
+#[must_use]
+pub fn read(bytes: &[u8]) -> u64 {
+    let mut sums = [0u64; 16];
+    for line in bytes.as_chunks::<128>().0 {
+        for (sum, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
+            *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
+        }
+    }
+    sums.into_iter().fold(0, u64::wrapping_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_whole_line_is_loaded() {
+        let bytes: Vec<u8> = (0..128 * 5 + 17).map(|i| (i % 251) as u8).collect();
+        let words =
+            bytes[..640].chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
+        assert_eq!(read(&bytes), words.fold(0, u64::wrapping_add));
+        assert_eq!(read(&bytes[..127]), 0);
+    }
+}
