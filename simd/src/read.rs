@@ -15,17 +15,3 @@ pub fn read(bytes: &[u8]) -> u64 {
     }
     sums.into_iter().fold(0, u64::wrapping_add)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_whole_line_is_loaded() {
-        let bytes: Vec<u8> = (0..128 * 5 + 17).map(|i| (i % 251) as u8).collect();
-        let words =
-            bytes[..640].chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
-        assert_eq!(read(&bytes), words.fold(0, u64::wrapping_add));
-        assert_eq!(read(&bytes[..127]), 0);
-    }
-}

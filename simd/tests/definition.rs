@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Activations, Affine4, Bf16, Random, Ternary, bf16};
-use samara_simd::{KV_BLOCK, KV_PART, Kernels, Kv, KvSlice, attention_state_len, value_at};
+use samara_simd::{KV_BLOCK, KV_PART, Kernels, Kv, KvSlice, attention_state_len, read, value_at};
 
 /// Largest error of a chain of `n` rounded f32 operations, relative to the sum of magnitudes.
 fn gamma(n: usize) -> f64 {
@@ -298,4 +298,12 @@ fn router_rules() {
             }
         }
     }
+}
+
+#[test]
+fn every_whole_line_is_read() {
+    let bytes: Vec<u8> = (0..128 * 5 + 17).map(|i| (i % 251) as u8).collect();
+    let words = bytes[..640].as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
+    assert_eq!(read(&bytes), words.fold(0, u64::wrapping_add));
+    assert_eq!(read(&bytes[..127]), 0);
 }
