@@ -329,7 +329,8 @@ impl Sampler {
     fn draw_from_kept(&mut self, best: f32) -> Token {
         let temperature = f64::from(self.spec.temperature);
         for c in &mut self.kept {
-            c.weight = ((f64::from(c.logit) - f64::from(best)) / temperature).exp();
+            // Not the platform's: what is drawn does not depend on it.
+            c.weight = libm::exp((f64::from(c.logit) - f64::from(best)) / temperature);
         }
         if self.spec.top_p < 1.0 {
             self.keep_top_p();

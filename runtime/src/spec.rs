@@ -114,7 +114,14 @@ impl RopeSpec {
     /// Radians that pair `i` turns from one position to the next.
     pub fn frequency(&self, i: usize) -> f64 {
         let RopeSpec { theta, dim } = *self;
-        theta.powf(-2.0 * i as f64 / dim as f64)
+        libm::pow(theta, -2.0 * i as f64 / dim as f64)
+    }
+
+    /// Sine and cosine of `angle`, radians, computed in f64. Not by the platform's library, nor is [`frequency`](Self::frequency):
+    /// one would differ from another in a last bit, and so could what is answered.
+    pub(crate) fn sin_cos(angle: f64) -> (f32, f32) {
+        let (sin, cos) = libm::sincos(angle);
+        (sin as f32, cos as f32)
     }
 }
 

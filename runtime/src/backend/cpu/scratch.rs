@@ -318,8 +318,7 @@ impl Angles {
         let rows = self.cos.chunks_exact_mut(half).zip(self.sin.chunks_exact_mut(half));
         for ((_, position, _), (cos, sin)) in step.tokens().zip(rows) {
             for (i, (cos, sin)) in cos.iter_mut().zip(sin).enumerate() {
-                let angle = position as f64 * rope.frequency(i);
-                (*sin, *cos) = (angle.sin() as f32, angle.cos() as f32);
+                (*sin, *cos) = RopeSpec::sin_cos(position as f64 * rope.frequency(i));
             }
         }
     }

@@ -373,8 +373,7 @@ fn rms_norm_rows(model: &Model, norm: &NormSpec, x: &[f32]) -> Vec<f32> {
 fn rotate(rope: &RopeSpec, position: usize, head: &mut [f32]) {
     let half = rope.dim / 2;
     for i in 0..half {
-        let angle = position as f64 * rope.frequency(i);
-        let (sin, cos) = (angle.sin() as f32, angle.cos() as f32);
+        let (sin, cos) = RopeSpec::sin_cos(position as f64 * rope.frequency(i));
         let (a, b) = (head[i], head[i + half]);
         head[i] = a * cos - b * sin;
         head[i + half] = a * sin + b * cos;

@@ -257,8 +257,8 @@ fn write_rope(gpu: &Gpu, buffer: &wgpu::Buffer, rope: &RopeSpec, context: usize)
         let words: Vec<u32> = positions
             .flat_map(|position| {
                 frequencies.iter().flat_map(move |frequency| {
-                    let (sin, cos) = (position as f64 * frequency).sin_cos();
-                    [(cos as f32).to_bits(), (sin as f32).to_bits()]
+                    let (sin, cos) = RopeSpec::sin_cos(position as f64 * frequency);
+                    [cos.to_bits(), sin.to_bits()]
                 })
             })
             .collect();
