@@ -10,5 +10,5 @@ pub use golden::{Golden, compare_rows, golden};
 pub use models::{Fixture, changed, emulated, engine, fixture, ids, model, unclamped};
 pub use rewrite::rewrite;
 pub use tolerance::{
-    STRESS_EXACT, STRESS_INT8, TINY_EXACT, TINY_INT8, TINY_KV8, Tolerance, agreeing, measure,
+    Measured, STRESS_EXACT, STRESS_INT8, TINY_EXACT, TINY_INT8, TINY_KV8, Tolerance, measure,
 };

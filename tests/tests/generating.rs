@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use samara_runtime::{
-    Engine, EngineOptions, Event, Finish, Message, Outcome, ReasoningSplit, RenderOptions, Request, Sampler,
-    SamplerSpec, Session, Tokenizer, generate,
+    Device, Engine, EngineOptions, Event, Finish, KvType, Message, Outcome, ReasoningSplit, RenderOptions,
+    Request, Sampler, SamplerSpec, Session, Tokenizer, generate, score,
 };
-use samara_tests::{Fixture, engine, model};
+use samara_tests::{Fixture, TINY_INT8, TINY_KV8, compare_rows, emulated, engine, model};
 
 struct Talk {
     engine: Engine,
@@ -116,4 +116,74 @@ fn a_second_turn_is_cached_and_equals_a_fresh_one() {
     assert_eq!((fresh.cached, &fresh.tokens), (0, &second.tokens));
     assert_eq!(texts, fresh_texts);
     assert!(texts[1].contains("42"), "{texts:?}");
+}
+
+/// Of the kinds that the model was trained on, with other numbers. Words and countries are those that it knows: at one that it does
+/// not, what it says next is a near tie, which any rounding moves (a KL of 0.2 at one token).
+const QUESTIONS: [&str; 12] = [
+    "731+158=",
+    "Compare 512 and 497.",
+    "Sort these numbers: 71 3 88 19 54",
+    "Spell walnut backwards.",
+    "How many times does the letter e occur in river?",
+    "What is the capital of Finland?",
+    "Explain a samara.",
+    "Multiply 8 by 6.",
+    "904+77=",
+    "Sort these numbers: 15 92 40 7",
+    "Compare 38 and 383.",
+    "What is 23 + 45?",
+];
+
+/// `n` tokens and more of answers drawn at temperature 1, which is text of the model's kind that it has not seen: ids of each prompt and
+/// answer, and where the answer begins.
+fn drawn(n: usize) -> Vec<(Vec<u32>, usize)> {
+    let (mut talk, mut texts, mut left) = (Talk::new(1.0), Vec::new(), n);
+    for question in QUESTIONS.iter().cycle() {
+        if left == 0 {
+            break;
+        }
+        let messages = [Message::new("user", *question)];
+        let (mut ids, answer) = (talk.prompt(&messages), talk.answer(&messages, Some(200), NEVER).0.tokens);
+        left = left.saturating_sub(answer.len());
+        let begin = ids.len();
+        ids.extend(answer);
+        texts.push((ids, begin));
+    }
+    texts
+}
+
+#[test]
+fn a_thousand_drawn_tokens_have_the_exact_probabilities() {
+    // The reference takes a quarter of a minute; elsewhere the CPU is compared with stored logits.
+    if emulated() || cfg!(windows) {
+        return;
+    }
+    let texts = drawn(1024);
+    // Logits of the tokens of answers.
+    let logits = |device: Device, kv: KvType| {
+        let options =
+            EngineOptions { device, kv, context: 512, max_logit_rows: 64, ..EngineOptions::default() };
+        let mut engine = engine(Fixture::Tiny, &options);
+        let vocab_size = engine.model().architecture().vocab_size;
+        let mut all = Vec::new();
+        for (ids, begin) in &texts {
+            let mut rows = Vec::new();
+            score(&mut engine, ids, &mut |_, step| rows.extend_from_slice(step)).expect("runs");
+            all.extend_from_slice(&rows[(begin - 1) * vocab_size..(ids.len() - 1) * vocab_size]);
+        }
+        (all, vocab_size)
+    };
+    let (exact, vocab_size) = logits(Device::Reference, KvType::F32);
+    let n = exact.len() / vocab_size;
+    assert!(n >= 1024);
+    for (kv, most) in [(KvType::Bf16, TINY_INT8.mean_kl), (KvType::Q8, TINY_KV8.mean_kl)] {
+        let (kl, _, top1) = compare_rows(exact.chunks_exact(vocab_size), &logits(Device::Cpu, kv).0);
+        println!("{n} tokens, {kv} cache: mean KL {kl:.2e}, top 1 {:.2} %", 100.0 * top1);
+        assert!(kl <= most && top1 >= 0.997, "{kv}: mean KL {kl}, top 1 {top1}");
+    }
+    // The planted fault: the logits of the token before.
+    let (kl, _, _) =
+        compare_rows(exact[vocab_size..].chunks_exact(vocab_size), &exact[..exact.len() - vocab_size]);
+    assert!(kl > 1e-3, "KL {kl}");
 }

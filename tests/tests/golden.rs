@@ -15,10 +15,7 @@ fn options(device: Device, max_batch: usize) -> EngineOptions {
 
 fn check(fixture: Fixture, file: &str, device: Device, tolerance: &Tolerance) {
     let mut engine = engine(fixture, &options(device, 48));
-    let (kl, max_abs) = measure(&mut engine, &golden(file));
-    println!("{fixture:?} {file} on {device:?}: mean KL {kl:.3e}, max abs {max_abs:.3e}");
-    assert!(kl <= tolerance.mean_kl, "{fixture:?} on {device:?}: mean KL {kl}");
-    assert!(max_abs <= tolerance.max_abs, "{fixture:?} on {device:?}: max abs {max_abs}");
+    tolerance.check(&format!("{fixture:?} {file} on {device:?}"), &mut engine, &golden(file));
 }
 
 #[test]
@@ -35,7 +32,6 @@ fn reference_equals_the_exact_function() {
 
 #[test]
 fn cpu_is_close_to_the_exact_function() {
-    check(Fixture::Tiny, "tiny-maple", Device::Cpu, &TINY_INT8);
     check(Fixture::Stress, "stress-maple", Device::Cpu, &STRESS_INT8);
     check(Fixture::StressWindow17, "stress-maple-window17", Device::Cpu, &STRESS_INT8);
 }
@@ -44,9 +40,7 @@ fn cpu_is_close_to_the_exact_function() {
 fn cpu_is_close_with_each_kind_of_cache() {
     for (kv, tolerance) in [(KvType::F32, &TINY_INT8), (KvType::Bf16, &TINY_INT8), (KvType::Q8, &TINY_KV8)] {
         let mut engine = engine(Fixture::Tiny, &EngineOptions { kv, ..options(Device::Cpu, 48) });
-        let (kl, max_abs) = measure(&mut engine, &golden("tiny-maple"));
-        println!("{kv} cache: mean KL {kl:.3e}, max abs {max_abs:.3e}");
-        assert!(kl <= tolerance.mean_kl && max_abs <= tolerance.max_abs, "{kv}: KL {kl}, max abs {max_abs}");
+        tolerance.check(&format!("{kv} cache"), &mut engine, &golden("tiny-maple"));
     }
 }
 
@@ -54,17 +48,18 @@ fn cpu_is_close_with_each_kind_of_cache() {
 fn a_clamp_that_does_not_bind_is_noticed() {
     // The planted fault of the comparison on the CPU.
     let mut engine = Engine::new(unclamped(), &options(Device::Cpu, 48)).expect("compiles");
-    let (kl, _) = measure(&mut engine, &golden("stress-maple"));
-    println!("unclamped: mean KL {kl:.3e}");
-    assert!(kl > 5.0 * STRESS_INT8.mean_kl, "KL {kl}");
+    let found = measure(&mut engine, &golden("stress-maple"));
+    println!("unclamped: {found:?}");
+    assert!(found.mean_kl > 5.0 * STRESS_INT8.mean_kl, "{found:?}");
 }
 
 #[test]
 fn one_key_more_is_noticed() {
     // The harness's planted fault: a window of 17 against the goldens for 16.
     let mut engine = engine(Fixture::StressWindow17, &options(Device::Reference, 48));
-    let (kl, max_abs) = measure(&mut engine, &golden("stress-maple"));
-    assert!(kl > 1e3 * STRESS_EXACT.mean_kl && max_abs > STRESS_EXACT.max_abs, "KL {kl}, max abs {max_abs}");
+    let found = measure(&mut engine, &golden("stress-maple"));
+    assert!(found.mean_kl > 1e3 * STRESS_EXACT.mean_kl && found.max_abs > STRESS_EXACT.max_abs, "{found:?}");
+    assert!(found.same < found.n - found.n / 300, "{found:?}");
 }
 
 /// Largest relative difference of a residual at the last position, over all layers and sequences, and where.
@@ -124,27 +119,4 @@ fn reference_residuals_equal_after_each_layer() {
     }
     // The planted fault: one key more.
     assert!(hidden_difference(Fixture::StressWindow17, "stress-maple").0 > 100.0 * STRESS_EXACT.hidden);
-}
-
-/// Positions whose argmax is the exact one, and all of them.
-fn agreeing(fixture: Fixture, file: &str, device: Device) -> (usize, usize) {
-    let (same, n) = samara_tests::agreeing(&mut engine(fixture, &options(device, 64)), &golden(file));
-    println!("{fixture:?} {file} on {device:?}: {same} of {n} argmaxes agree");
-    (same, n)
-}
-
-#[test]
-fn argmax_agrees_at_every_position() {
-    // What the reference computes on an emulated machine is compared above.
-    let devices = [Device::Cpu, Device::Reference];
-    for &device in if emulated() { &devices[..1] } else { &devices[..] } {
-        let (same, n) = agreeing(Fixture::Tiny, "tiny-maple", device);
-        let wanted = if device == Device::Reference { n } else { n - n / 300 };
-        assert!(same >= wanted, "{device:?}: {same} of {n} argmaxes agree");
-    }
-    let (same, n) = agreeing(Fixture::Stress, "stress-maple", Device::Reference);
-    assert_eq!(same, n);
-    // The planted fault: one key more.
-    let (same, n) = agreeing(Fixture::StressWindow17, "stress-maple", Device::Reference);
-    assert!(same < n - n / 300, "{same} of {n} argmaxes agree");
 }
