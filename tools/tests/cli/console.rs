@@ -71,10 +71,21 @@ fn ctrl_c_on_a_console_stops_a_conversion_that_can_go_on() {
 #[test]
 #[ignore = "optional: needs a Windows build of the program and wine"]
 fn ctrl_c_on_a_console_ends_every_other_command_with_its_code() {
-    // It waits for a prompt to be typed.
-    let mut waiting = console(&format!("run '{}' -f -", tiny().display()));
-    type_in(&mut waiting, "half a question");
-    waiting.wait_for("question");
-    type_in(&mut waiting, "\x03");
-    assert_eq!(waiting.code(), Some(130));
+    let interrupted = || {
+        // It waits for a prompt to be typed.
+        let mut waiting = console(&format!("run '{}' -f -", tiny().display()));
+        type_in(&mut waiting, "half a question");
+        waiting.wait_for("question");
+        type_in(&mut waiting, "\x03");
+        waiting.code()
+    };
+    // On a busy machine wine's server may kill a program that is about to end, as SIGKILL does.
+    let code = match interrupted() {
+        Some(137) => {
+            println!("killed by wine; again");
+            interrupted()
+        }
+        code => code,
+    };
+    assert_eq!(code, Some(130));
 }
