@@ -130,6 +130,7 @@ impl GpuSegment {
             let select = this.queue.as_ref().map_or(&[][..], |queue| &queue.select);
             let steps = (position..position + n).map(|position| Extent {
                 n_tokens: 1,
+                decode: true,
                 position: position as u32,
                 n_logit_rows: 1,
                 leaves_out,
@@ -219,7 +220,7 @@ impl Ahead for GpuSegment {
         if first_of_flight {
             let took = queue.seen.elapsed() / n_steps as u32;
             queue.seen = Instant::now();
-            self.pace.took(1, n_layers, took);
+            self.pace.took(true, 1, n_layers, took);
         }
         match words[1] {
             0 => {}

@@ -169,7 +169,7 @@ fn layer(segment: &mut GpuSegment, cpu: &Host<'_>, index: usize, seed: u64) -> R
         let h = &before[range.start * hidden_size..range.end * hidden_size];
         segment.run_alone(&tokens, h, 0, |segment, extent| {
             let layer = &segment.layers[index];
-            (if extent.n_tokens == 1 { &layer.decode } else { &layer.prefill }).iter().collect()
+            (if extent.decode { &layer.decode } else { &layer.prefill }).iter().collect()
         })?;
         found.extend(segment.floats(segment.scratch.h, h.len())?);
     }

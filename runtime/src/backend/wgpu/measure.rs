@@ -95,7 +95,8 @@ fn least(times: &[(Variant, [Duration; 2])], of: impl Fn(&[Duration; 2]) -> Dura
 fn time(segment: &mut GpuSegment, n_tokens: usize) -> Result<Duration, Error> {
     let steps = if n_tokens == 1 { STEPS } else { 1 };
     let position = (TOKENS - 1) as u32;
-    let extent = Extent { n_tokens: n_tokens as u32, position, n_logit_rows: 1, leaves_out: false };
+    let (n, decode) = (n_tokens as u32, n_tokens == 1);
+    let extent = Extent { n_tokens: n, decode, position, n_logit_rows: 1, leaves_out: false };
     let tokens: Vec<_> = (0..n_tokens).map(|i| (0, i, 0)).collect();
     segment.write_rows(&tokens);
     let started = Instant::now();

@@ -18,6 +18,9 @@ use crate::error::Error;
 pub(super) struct Extent {
     /// Tokens.
     pub(super) n_tokens: u32,
+    /// Whether the step is of one token, for which there are kernels of their own. A piece of a longer step never is, even if it is of one
+    /// token: what is computed does not depend on how a step is cut.
+    pub(super) decode: bool,
     /// Position of the only token of a step of one.
     pub(super) position: u32,
     /// Rows of logits.

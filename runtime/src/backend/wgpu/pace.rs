@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 /// What one submission should take.
-const TARGET: Duration = Duration::from_millis(80);
+pub(super) const TARGET: Duration = Duration::from_millis(80);
 
 /// Tokens of the first submission of a device that has not been timed.
 const FIRST_TOKENS: usize = 16;
@@ -52,9 +52,9 @@ impl Pace {
         (TARGET.as_secs_f64() / (each * n_layers.max(1) as f64)).clamp(1.0, 1e6) as usize
     }
 
-    /// Notes what a step took from its submission to its end.
-    pub(super) fn took(&mut self, n_tokens: usize, n_layers: usize, time: Duration) {
-        let of = if n_tokens == 1 { &mut self.decode } else { &mut self.prefill };
+    /// Notes what a step of one token, or a piece of a longer one, took from its submission to its end.
+    pub(super) fn took(&mut self, decode: bool, n_tokens: usize, n_layers: usize, time: Duration) {
+        let of = if decode { &mut self.decode } else { &mut self.prefill };
         let now = time.as_secs_f64() / (n_tokens * n_layers.max(1)) as f64;
         // Small steps cost more for each token; the lesser of old and new would never forget a slip, so old fades.
         *of = Some(of.map_or(now, |before| if now < before { now } else { before + 0.5 * (now - before) }));
@@ -78,7 +78,7 @@ mod tests {
             (1_000_000, 5, Pieces { tokens: 1, layers: 1 }),
         ] {
             pace = Pace::default();
-            pace.took(100, 10, Duration::from_micros(1000 * micros));
+            pace.took(false, 100, 10, Duration::from_micros(1000 * micros));
             assert_eq!(pace.prefill(n_tokens, 24), expected, "{micros} us, {n_tokens} tokens");
         }
     }
@@ -87,10 +87,10 @@ mod tests {
     fn decoding_is_timed_on_its_own() {
         let mut pace = Pace::default();
         assert_eq!(pace.decode(24), 1);
-        pace.took(1, 24, Duration::from_millis(1));
+        pace.took(true, 1, 24, Duration::from_millis(1));
         assert_eq!(pace.decode(24), 80);
         assert_eq!(pace.prefill(64, 24).tokens, 16);
-        pace.took(1, 24, Duration::from_secs(1));
+        pace.took(true, 1, 24, Duration::from_secs(1));
         assert_eq!(pace.decode(24), 1);
     }
 }

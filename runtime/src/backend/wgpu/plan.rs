@@ -272,7 +272,7 @@ impl Scratch {
             pairs: list.words("pairs", pairs),
             tiles: list.words("tiles", 4 * (1 + max_tiles(pairs, n_experts))),
             act: list.words("expert activations", pairs * expert_size),
-            y: list.words("expert outputs", if n == 1 { 0 } else { pairs * hidden_size }),
+            y: list.words("expert outputs", pairs * hidden_size),
         }
     }
 }

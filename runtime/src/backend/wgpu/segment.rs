@@ -143,6 +143,7 @@ impl GpuSegment {
         }
         let mut extent = Extent {
             n_tokens: n as u32,
+            decode: tokens.len() == 1,
             position: tokens[range.start].1 as u32,
             n_logit_rows: 0,
             leaves_out: self.leave_out(top, 1),
@@ -191,7 +192,7 @@ impl GpuSegment {
     /// The logits of the last token that went through the layers, of which the `top` largest matter, if not all.
     fn head_alone(&mut self, top: Option<usize>, logits: &mut [f32]) -> Result<(), Error> {
         let leaves_out = self.leave_out(top, 1);
-        let extent = Extent { n_tokens: 1, position: 0, n_logit_rows: 1, leaves_out };
+        let extent = Extent { n_tokens: 1, decode: true, position: 0, n_logit_rows: 1, leaves_out };
         self.write_logit_rows(&[self.last_row]);
         let mut pending = self.staging.take(&self.gpu);
         let alone = self.layers.len() + 1..self.layers.len() + 1;
@@ -223,6 +224,7 @@ impl GpuSegment {
         self.gpu.queue().write_buffer(&self.buffers[self.scratch.h], 0, &bytes_of(&words));
         let extent = Extent {
             n_tokens: tokens.len() as u32,
+            decode: tokens.len() == 1,
             position: tokens[0].1 as u32,
             n_logit_rows: n_logit_rows as u32,
             leaves_out: false,
@@ -300,8 +302,7 @@ impl GpuSegment {
         let embed = self.embed.as_ref().filter(|_| layers.start == 0);
         let head = self.head.as_ref().filter(|_| layers.end >= self.layers.len() && extent.n_logit_rows > 0);
         let run = self.layers.get(layers).unwrap_or_default().iter();
-        let run =
-            run.flat_map(move |layer| if extent.n_tokens == 1 { &layer.decode } else { &layer.prefill });
+        let run = run.flat_map(move |layer| if extent.decode { &layer.decode } else { &layer.prefill });
         let head = head.map_or(&[][..], |head| match &head.flash {
             Some(flash) if extent.leaves_out => &flash.ops,
             _ => &head.ops,
@@ -403,7 +404,7 @@ impl Segment for GpuSegment {
                 .collect();
             let out = &mut logits[done * vocab_size..(done + here.len()) * vocab_size];
             self.run(&tokens, range.clone(), (&here, step.top()), hidden, out)?;
-            self.pace.took(range.len(), self.layers.len(), started.elapsed());
+            self.pace.took(tokens.len() == 1, range.len(), self.layers.len(), started.elapsed());
             (first, done) = (range.end, done + here.len());
         }
         Ok(())

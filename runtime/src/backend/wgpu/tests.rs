@@ -410,6 +410,26 @@ fn decoding_ahead_is_decoding() {
 }
 
 #[test]
+fn a_step_is_the_same_in_pieces_of_any_length() {
+    let model = tiny();
+    let Some(backend) = gpu() else { return };
+    let tokens = text(19);
+    let sequence = Sequence { slot: 0, position: 0, tokens: &tokens, logits: Logits::All };
+    let mut io = io(&model, &LIMITS);
+    let mut logits = Vec::new();
+    // Tokens of the first piece: 16, 10 and 1; the time it takes decides about the others.
+    for budget in [None, Some(18), Some(1)] {
+        let mut segment = make(&backend, &model, &model.architecture().blocks, &LIMITS).expect("compiles");
+        if let Some(budget) = budget {
+            segment.pace.took(false, budget, 1, super::pace::TARGET);
+        }
+        segment.forward(&Step { sequences: &[sequence] }, &mut io).expect("runs");
+        logits.push(io.logits.clone());
+    }
+    assert!(logits.iter().all(|of| *of == logits[0]));
+}
+
+#[test]
 fn slots_are_apart_and_positions_come_back() {
     let Some(backend) = gpu() else { return };
     let model = tiny();
