@@ -107,7 +107,7 @@ macro_rules! ternary_kernels {
 
         /// As the scalar `ternary::gemm`, same bits.
         ///
-        /// A panel's codes are unpacked to bytes once for up to [`GEMM_TOKENS`] tokens, which it meets in tiles.
+        /// Codes of [`TERNARY_PANELS`] panels are unpacked to bytes once for up to [`GEMM_TOKENS`] tokens, which they meet in tiles.
         #[target_feature(enable = $features)]
         pub(crate) fn gemm(
             rows: &TernaryRows<'_>,
@@ -120,58 +120,90 @@ macro_rules! ternary_kernels {
             if let &[token] = tokens {
                 return gemv(rows, &acts.row(token as usize), panels, out);
             }
-            let mut codes = [Unpacked([[0; CHUNK]; 4]); RUN_BLOCKS];
-            let mut lanes = [PanelLanes([[0.0; LANES]; PANEL_ROWS]); GEMM_TOKENS];
+            let mut codes = [[Unpacked([[0; CHUNK]; 4]); RUN_BLOCKS]; TERNARY_PANELS];
+            let mut lanes = [[PanelLanes([[0.0; LANES]; PANEL_ROWS]); GEMM_TOKENS]; TERNARY_PANELS];
             for (tokens, out) in tokens.chunks(GEMM_TOKENS).zip(out.chunks_mut(GEMM_TOKENS * n_rows)) {
-                let acts_of = acts_of(acts, tokens);
-                for p in panels.clone() {
-                    let at = PANEL_ROWS * (p - panels.start);
-                    let panel = rows.panel(p);
-                    for (i, chunks) in panel.chunks(RUN_BLOCKS).enumerate() {
-                        let mut run = Run {
-                            chunks,
-                            codes: &mut codes[..chunks.len()],
-                            first_block: i * RUN_BLOCKS,
-                            scales: row_scales(rows.panel_scales(p)),
-                            is_last: i * RUN_BLOCKS + chunks.len() == panel.len(),
-                            at,
-                            n_rows,
-                        };
-                        let mut done = 0;
-                        while done < tokens.len() {
-                            let n = tile_len(tokens.len() - done, TILE);
-                            let lanes = &mut lanes[done..done + n];
-                            let out = &mut out[done * n_rows..(done + n) * n_rows];
-                            let acts = &acts_of[done..];
-                            if done == 0 {
-                                tile!(n, run, true; acts, lanes, out);
-                            } else {
-                                tile!(n, run, false; acts, lanes, out);
-                            }
-                            done += n;
-                        }
-                    }
+                let acts = acts_of(acts, tokens);
+                let acts = &acts[..tokens.len()];
+                let mut out = Out { out, n_rows, at: 0 };
+                let mut panels = panels.clone();
+                while panels.len() >= TERNARY_PANELS {
+                    let first = panels.start;
+                    panels.start += TERNARY_PANELS;
+                    pass::<TERNARY_PANELS>(rows, first, acts, &mut codes, &mut lanes, &mut out);
+                    out.at += TERNARY_PANELS * PANEL_ROWS;
+                }
+                let codes = codes.first_chunk_mut().expect("at least one panel");
+                let lanes = lanes.first_chunk_mut().expect("at least one panel");
+                for p in panels {
+                    pass::<1>(rows, p, acts, codes, lanes, &mut out);
+                    out.at += PANEL_ROWS;
                 }
             }
         }
 
-        /// Consecutive blocks of a panel, and where its results go.
-        struct Run<'a> {
-            chunks: &'a [[u8; CHUNK]],
-            /// A byte each, once a tile has unpacked them.
-            codes: &'a mut [Unpacked<4>],
-            first_block: usize,
-            /// Of the panel's rows.
-            scales: __m128,
-            /// Whether these blocks end the rows.
-            is_last: bool,
-            /// The panel's first row in a row of the output.
-            at: usize,
+        /// Where a gemm's results go.
+        struct Out<'a> {
+            /// `[tokens, n_rows]`.
+            out: &'a mut [f32],
             n_rows: usize,
+            /// Row of the first panel.
+            at: usize,
         }
 
-        impl Run<'_> {
-            /// Adds the products of these blocks and the first `N` of `acts` to `lanes`, or writes the dot
+        /// `G` panels from `first` on times all of `acts`.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn pass<const G: usize>(
+            rows: &TernaryRows<'_>,
+            first: usize,
+            acts: &[QuantizedRow<'_>],
+            codes: &mut [[Unpacked<4>; RUN_BLOCKS]; G],
+            lanes: &mut [[PanelLanes; GEMM_TOKENS]; G],
+            out: &mut Out<'_>,
+        ) {
+            let panels: [&[[u8; CHUNK]]; G] = std::array::from_fn(|g| rows.panel(first + g));
+            let n_blocks = panels[0].len();
+            let mut scales = [_mm_setzero_ps(); G];
+            for g in 0..G {
+                scales[g] = row_scales(rows.panel_scales(first + g));
+            }
+            for first_block in (0..n_blocks).step_by(RUN_BLOCKS) {
+                let len = RUN_BLOCKS.min(n_blocks - first_block);
+                let mut run = Run {
+                    chunks: panels.map(|panel| &panel[first_block..first_block + len]),
+                    codes: codes.each_mut().map(|codes| &mut codes[..len]),
+                    first_block,
+                    scales,
+                    is_last: first_block + len == n_blocks,
+                };
+                let mut done = 0;
+                while done < acts.len() {
+                    let n = tile_len(acts.len() - done, TERNARY_TILE);
+                    if done == 0 {
+                        tile!(n, run, true; acts, done, lanes, out);
+                    } else {
+                        tile!(n, run, false; acts, done, lanes, out);
+                    }
+                    done += n;
+                }
+            }
+        }
+
+        /// Consecutive blocks of `G` panels.
+        struct Run<'a, const G: usize> {
+            chunks: [&'a [[u8; CHUNK]]; G],
+            /// A byte each, once a tile has unpacked them.
+            codes: [&'a mut [Unpacked<4>]; G],
+            first_block: usize,
+            /// Of the panels' rows.
+            scales: [__m128; G],
+            /// Whether these blocks end the rows.
+            is_last: bool,
+        }
+
+        impl<const G: usize> Run<'_, G> {
+            /// Adds the products of these blocks and of `N` of `acts` from `first` on to `lanes`, or writes the dot
             /// products to `out`. With `UNPACK`, for the first tile, the blocks are unpacked on the way: beside
             /// the products that costs little.
             #[inline]
@@ -179,85 +211,107 @@ macro_rules! ternary_kernels {
             fn tile<const N: usize, const UNPACK: bool>(
                 &mut self,
                 acts: &[QuantizedRow<'_>],
-                lanes: &mut [PanelLanes],
-                out: &mut [f32],
+                first: usize,
+                lanes: &mut [[PanelLanes; GEMM_TOKENS]; G],
+                out: &mut Out<'_>,
             ) {
                 let acts: &[QuantizedRow<'_>; N] =
-                    acts.first_chunk().expect("as many activations as a tile's tokens");
-                let mut sums = [[zero_lanes(); VECTORS]; N];
+                    acts[first..].first_chunk().expect("as many activations as a tile's tokens");
+                let mut sums = [[[zero_lanes(); VECTORS]; N]; G];
                 let (mut q, mut scales) = ([&[][..]; N], [&[][..]; N]);
                 for (t, act) in acts.iter().enumerate() {
-                    q[t] = &act.q_blocks()[self.first_block..][..self.codes.len()];
+                    q[t] = &act.q_blocks()[self.first_block..][..self.codes[0].len()];
                     scales[t] = &act.span_scales()[self.first_block / SPAN_BLOCKS..];
                     if self.first_block > 0 {
-                        sums[t] = load_panel(&lanes[t]);
+                        for g in 0..G {
+                            sums[g][t] = load_panel(&lanes[g][first + t]);
+                        }
                     }
                 }
-                let sums = add_spans::<N, UNPACK>(self.chunks, self.codes, q, scales, sums);
+                let sums = self.add_spans::<N, UNPACK>(q, scales, sums);
                 if !self.is_last {
-                    for (lanes, sums) in lanes.iter_mut().zip(sums) {
-                        store_panel(lanes, sums);
+                    for g in 0..G {
+                        for t in 0..N {
+                            store_panel(&mut lanes[g][first + t], sums[g][t]);
+                        }
                     }
                     return;
                 }
-                let len = PANEL_ROWS.min(self.n_rows - self.at);
-                for (t, sums) in trees(sums).into_iter().enumerate() {
-                    let dots = _mm_mul_ps(_mm_sub_ps(sums, _mm_set1_ps(acts[t].correction())), self.scales);
-                    put(dots, &mut out[t * self.n_rows + self.at..][..len]);
+                let mut dots = [[_mm_setzero_ps(); N]; G];
+                for g in 0..G {
+                    dots[g] = trees(sums[g]);
+                }
+                let Out { out, n_rows, at } = out;
+                for t in 0..N {
+                    let out = &mut out[(first + t) * *n_rows..][..*n_rows][*at..];
+                    let correction = _mm_set1_ps(acts[t].correction());
+                    for (g, out) in (0..G).zip(out.chunks_mut(PANEL_ROWS)) {
+                        put(_mm_mul_ps(_mm_sub_ps(dots[g][t], correction), self.scales[g]), out);
+                    }
                 }
             }
-        }
 
-        /// `lanes` and Σ over spans of scale * code sum, for each of `N` tokens.
-        #[inline]
-        #[target_feature(enable = $features)]
-        fn add_spans<const N: usize, const UNPACK: bool>(
-            chunks: &[[u8; CHUNK]],
-            codes: &mut [Unpacked<4>],
-            q: [&[[i8; ACT_BLOCK]]; N],
-            scales: [&[[f32; LANES]]; N],
-            mut lanes: [[Float; VECTORS]; N],
-        ) -> [[Float; VECTORS]; N] {
-            for (s, (chunks, codes)) in
-                chunks.chunks(SPAN_BLOCKS).zip(codes.chunks_mut(SPAN_BLOCKS)).enumerate()
-            {
-                let mut products = [[zero(); VECTORS]; N];
-                for (b, (chunk, codes)) in chunks.iter().zip(codes).enumerate() {
-                    if UNPACK {
-                        unpack(chunk, codes);
-                    }
-                    for (j, plane) in codes.0.iter().enumerate() {
-                        let mut codes = [zero(); VECTORS];
-                        for v in 0..VECTORS {
-                            codes[v] = load_codes(plane, v);
+            /// `lanes` and Σ over spans of scale * code sum, for each of `N` tokens.
+            #[inline]
+            #[target_feature(enable = $features)]
+            fn add_spans<const N: usize, const UNPACK: bool>(
+                &mut self,
+                q: [&[[i8; ACT_BLOCK]]; N],
+                scales: [&[[f32; LANES]]; N],
+                mut lanes: [[[Float; VECTORS]; N]; G],
+            ) -> [[[Float; VECTORS]; N]; G] {
+                for s in 0..self.codes[0].len().div_ceil(SPAN_BLOCKS) {
+                    let mut products = [[[zero(); VECTORS]; N]; G];
+                    for b in s * SPAN_BLOCKS..self.codes[0].len().min((s + 1) * SPAN_BLOCKS) {
+                        for j in 0..4 {
+                            let mut codes = [[zero(); VECTORS]; G];
+                            for g in 0..G {
+                                let plane = &mut self.codes[g][b].0[j];
+                                for v in 0..VECTORS {
+                                    codes[g][v] = if UNPACK {
+                                        let codes = plane_of(j, load_codes(&self.chunks[g][b], v));
+                                        store_codes(plane, v, codes);
+                                        codes
+                                    } else {
+                                        load_codes(plane, v)
+                                    };
+                                }
+                                if UNPACK && j == 0 {
+                                    prefetch(&self.chunks[g][b]);
+                                }
+                            }
+                            for t in 0..N {
+                                let q = load_q(&q[t][b].as_chunks::<32>().0[j]);
+                                for g in 0..G {
+                                    for v in 0..VECTORS {
+                                        products[g][t][v] = dot(products[g][t][v], codes[g][v], q);
+                                    }
+                                }
+                            }
                         }
-                        for t in 0..N {
-                            let q = load_q(&q[t][s * SPAN_BLOCKS + b].as_chunks::<32>().0[j]);
+                    }
+                    for t in 0..N {
+                        let scales = load_scales(&scales[t][s]);
+                        for g in 0..G {
                             for v in 0..VECTORS {
-                                products[t][v] = dot(products[t][v], codes[v], q);
+                                lanes[g][t][v] = add_product(lanes[g][t][v], scales, sums(products[g][t][v]));
                             }
                         }
                     }
                 }
-                for t in 0..N {
-                    let scales = load_scales(&scales[t][s]);
-                    for v in 0..VECTORS {
-                        lanes[t][v] = add_product(lanes[t][v], scales, sums(products[t][v]));
-                    }
-                }
+                lanes
             }
-            lanes
         }
 
-        /// One byte a code.
+        /// Plane `j` of codes, a byte each.
         #[inline]
         #[target_feature(enable = $features)]
-        fn unpack(chunk: &[u8; CHUNK], codes: &mut Unpacked<4>) {
-            prefetch(chunk);
-            for (j, plane) in codes.0.iter_mut().enumerate() {
-                for (code, byte) in plane.iter_mut().zip(chunk) {
-                    *code = byte >> (2 * j) & 3;
-                }
+        fn plane_of(j: usize, codes: Int) -> Int {
+            match j {
+                0 => bits::<0, 0b11>(codes),
+                1 => bits::<2, 0b11>(codes),
+                2 => bits::<4, 0b11>(codes),
+                _ => bits::<6, 0b11>(codes),
             }
         }
     };

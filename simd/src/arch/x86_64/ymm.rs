@@ -21,6 +21,10 @@ pub(super) const TREES: usize = 1;
 /// Tokens of a gemm's tile: 8 of 16 registers are sums.
 pub(super) const TILE: usize = 2;
 
+/// Panels and tokens of a ternary gemm's tile.
+pub(super) const TERNARY_PANELS: usize = 1;
+pub(super) const TERNARY_TILE: usize = 2;
+
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn zero() -> Int {
@@ -40,6 +44,15 @@ pub(super) fn load_codes(chunk: &[u8; CHUNK], v: usize) -> Int {
     let codes: &[u8; 32] = &chunk.as_chunks().0[v];
     // SAFETY: the reference covers the 32 bytes read; an unaligned load.
     unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) }
+}
+
+/// Writes what [`load_codes`] reads.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn store_codes(chunk: &mut [u8; CHUNK], v: usize, codes: Int) {
+    let to: &mut [u8; 32] = &mut chunk.as_chunks_mut().0[v];
+    // SAFETY: the reference covers the 32 bytes written; an unaligned store.
+    unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), codes) }
 }
 
 /// Activations, the same for each row.

@@ -24,6 +24,11 @@ pub(super) const TREES: usize = 4;
 /// Tokens of a gemm's tile: 24 of 32 registers are sums.
 pub(super) const TILE: usize = 6;
 
+/// Panels and tokens of a ternary gemm's tile, as many sums. The panels share the loads of activations, which come from the
+/// second cache.
+pub(super) const TERNARY_PANELS: usize = 2;
+pub(super) const TERNARY_TILE: usize = 3;
+
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn zero() -> Int {
@@ -43,6 +48,15 @@ pub(super) fn load_codes(chunk: &[u8; CHUNK], v: usize) -> Int {
     let codes: &[u8; 64] = &chunk.as_chunks().0[v];
     // SAFETY: the reference covers the 64 bytes read; an unaligned load.
     unsafe { _mm512_loadu_si512(codes.as_ptr().cast()) }
+}
+
+/// Writes what [`load_codes`] reads.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn store_codes(chunk: &mut [u8; CHUNK], v: usize, codes: Int) {
+    let to: &mut [u8; 64] = &mut chunk.as_chunks_mut().0[v];
+    // SAFETY: the reference covers the 64 bytes written; an unaligned store.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), codes) }
 }
 
 /// Activations, the same for each row.
