@@ -29,7 +29,7 @@ impl KvType {
         match self {
             KvType::F32 => size_of::<f32>() * head_dim,
             KvType::Bf16 => size_of::<u16>() * head_dim,
-            KvType::Q8 => head_dim + size_of::<f32>(),
+            KvType::Q8 => samara_simd::q8_dims(head_dim) + size_of::<f32>(),
         }
     }
 

@@ -138,7 +138,7 @@ fn attention(criterion: &mut Criterion, kernels: &[Kernels]) {
     const DIM: usize = 128;
     let queries = random_f32s(QUERIES * DIM);
     let upper = |x: Vec<f32>| Vec::from_iter(x.into_iter().map(|x| (x.to_bits() >> 16) as u16));
-    let small = |x: Vec<f32>| Vec::from_iter(x.into_iter().map(|x| (127.0 * x) as i8));
+    let small = |x: Vec<f32>| Vec::from_iter(x.into_iter().map(|x| (127.0 * x) as i8 as u8 ^ 128));
     let f32s = || random_f32s(KV_PART * DIM);
     let (keys, values, scales) = (f32s(), f32s(), random_f32s(KV_PART));
     let (keys16, values16, keys8, values8) = (upper(f32s()), upper(f32s()), small(f32s()), small(f32s()));

@@ -15,6 +15,74 @@ pub fn value_at(position: usize, d: usize, head_dim: usize) -> usize {
     (position / KV_BLOCK * head_dim + columns) * KV_BLOCK + position % KV_BLOCK * width + d - columns
 }
 
+/// Dimensions of 8-bit keys and values come in such groups, the last one filled up.
+pub const Q8_DIMS: usize = 16;
+
+/// Most dimensions of a head with 8-bit keys and values.
+pub const Q8_MAX_DIM: usize = 256;
+
+/// Dimensions of a head as 8-bit keys and values have them.
+pub fn q8_dims(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(Q8_DIMS)
+}
+
+/// Where dimension `d` of position `position`'s 8-bit key is among the bytes of a part, `[n_blocks, dims / 4, 16, 4]`.
+pub fn q8_key_at(position: usize, d: usize, head_dim: usize) -> usize {
+    let block = position / KV_BLOCK * KV_BLOCK * q8_dims(head_dim);
+    block + (d / 4 * KV_BLOCK + position % KV_BLOCK) * 4 + d % 4
+}
+
+/// Where dimension `d` of position `position`'s 8-bit value is among the bytes of a part, `[dims / 16, KV_PART / 4, 16, 4]`.
+pub fn q8_value_at(position: usize, d: usize) -> usize {
+    (d / Q8_DIMS * (KV_PART / 4) + position / 4) * 4 * Q8_DIMS + d % Q8_DIMS * 4 + position % 4
+}
+
+/// Puts a head's key, f32 `[head_dim]`, at position `position` of a part's 8-bit keys, and returns its scale: the largest magnitude to
+/// 127. A head below 2^-100 is zeros; one that holds NaN or infinity has the scale NaN, which every score then shows.
+///
+/// # Panics
+/// If `part` does not hold the position.
+pub fn put_q8_key(key: &[f32], position: usize, part: &mut [u8]) -> f32 {
+    let (scale, inverse) = q8_scale(key);
+    for (i, four) in key.chunks(4).enumerate() {
+        let at = q8_key_at(position, 4 * i, key.len());
+        for (to, x) in part[at..].iter_mut().zip(four) {
+            *to = q8(x * inverse);
+        }
+    }
+    scale
+}
+
+/// The same with a value.
+///
+/// # Panics
+/// If `part` does not hold the position.
+pub fn put_q8_value(value: &[f32], position: usize, part: &mut [u8]) -> f32 {
+    let (scale, inverse) = q8_scale(value);
+    for (i, group) in value.chunks(Q8_DIMS).enumerate() {
+        let at = q8_value_at(position, Q8_DIMS * i);
+        for (to, x) in part[at..].iter_mut().step_by(4).zip(group) {
+            *to = q8(x * inverse);
+        }
+    }
+    scale
+}
+
+fn q8_scale(head: &[f32]) -> (f32, f32) {
+    // As integers, magnitudes order as floats do, with infinity and NaN on top.
+    let largest = head.iter().fold(0u32, |largest, x| largest.max(x.to_bits() & 0x7fff_ffff));
+    let largest = f32::from_bits(largest);
+    if !largest.is_finite() {
+        return (f32::NAN, 0.0);
+    }
+    if largest < 2.0f32.powi(-100) { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) }
+}
+
+/// Nearest of -127..=127, half to even, plus 128. Adding 1.5 * 2^23 leaves the rounded integer in the low bits of the sum.
+fn q8(x: f32) -> u8 {
+    (x + 12_582_912.0).to_bits() as u8 ^ 128
+}
+
 /// Positions that are looked at together; a part starts at a multiple of this.
 pub const KV_PART: usize = 256;
 
@@ -46,14 +114,14 @@ pub enum Kv<'a> {
         /// Values.
         values: &'a [u16],
     },
-    /// int8 with an f32 scale for each position.
+    /// int8, from -127 on, plus 128, with an f32 scale for each position. Of at most [`Q8_MAX_DIM`] dimensions.
     Q8 {
-        /// Keys.
-        keys: &'a [i8],
+        /// Keys, where [`q8_key_at`] says.
+        keys: &'a [u8],
         /// Scales of the keys, `[n_blocks * 16]`.
         key_scales: &'a [f32],
-        /// Values.
-        values: &'a [i8],
+        /// Values, where [`q8_value_at`] says: always the whole part.
+        values: &'a [u8],
         /// Scales of the values, `[n_blocks * 16]`.
         value_scales: &'a [f32],
     },
@@ -65,18 +133,27 @@ impl KvSlice<'_> {
         let KvSlice { kv, n_keys, head_dim } = *self;
         assert!(head_dim > 0 && n_keys <= KV_PART, "{n_keys} keys of {head_dim} dimensions in a part");
         let positions = n_keys.next_multiple_of(KV_BLOCK);
-        let (keys, values, scales) = match kv {
-            Kv::F32 { keys, values } => (keys.len(), values.len(), None),
-            Kv::Bf16 { keys, values } => (keys.len(), values.len(), None),
+        let (keys, values) = match kv {
+            Kv::F32 { keys, values } => (keys.len(), values.len()),
+            Kv::Bf16 { keys, values } => (keys.len(), values.len()),
             Kv::Q8 { keys, key_scales, values, value_scales } => {
-                (keys.len(), values.len(), Some((key_scales.len(), value_scales.len())))
+                assert!(head_dim <= Q8_MAX_DIM, "{head_dim} dimensions of 8 bits");
+                let scales = (key_scales.len(), value_scales.len());
+                assert!(scales.0 >= positions && scales.1 >= positions, "scales for {n_keys} keys");
+                let dims = q8_dims(head_dim);
+                assert_eq!(values.len(), KV_PART * dims, "a part's values of {head_dim} dimensions");
+                assert!(
+                    keys.len() >= positions * dims,
+                    "{} bytes for {n_keys} keys of {head_dim}",
+                    keys.len()
+                );
+                return;
             }
         };
         assert!(
             keys >= positions * head_dim && values >= positions * head_dim,
             "{keys} and {values} elements for {n_keys} keys of {head_dim}"
         );
-        assert!(scales.is_none_or(|(k, v)| k >= positions && v >= positions), "scales for {n_keys} keys");
     }
 }
 

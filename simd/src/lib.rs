@@ -26,8 +26,9 @@
 //!   of which lanes `l` and `l + 8` are added first. Exponentials
 //!   are computed here, not by the platform's libm, so they agree between machines.
 //! * Attention: scores and sums of values have no lanes, one element after the other; the keys are
-//!   taken in parts of [`KV_PART`] positions, merged in order as running softmaxes. Beside bf16 or int8 elements queries and weights
-//!   are rounded to 16 bits, so that products are exact and may be fused with the sum.
+//!   taken in parts of [`KV_PART`] positions, merged in order as running softmaxes. Beside bf16 elements queries and weights
+//!   are rounded to 16 bits, so that products are exact and may be fused with the sum. Beside int8 they are integers of 16 bits below
+//!   a head's largest, and sums are i32.
 //! * Several tokens at once (gemm) give the bits of one at a time.
 //!
 //! # Dispatch
@@ -48,6 +49,9 @@ pub use activation::{
 };
 pub use isa::{Error, Isa};
 pub use kernels::{KernelId, Kernels, Op};
-pub use kv::{KV_BLOCK, KV_DIMS, KV_LEAST, KV_PART, Kv, KvSlice, attention_state_len, value_at};
+pub use kv::{
+    KV_BLOCK, KV_DIMS, KV_LEAST, KV_PART, Kv, KvSlice, Q8_DIMS, Q8_MAX_DIM, attention_state_len, put_q8_key,
+    put_q8_value, q8_dims, q8_key_at, q8_value_at, value_at,
+};
 pub use read::read;
 pub use rows::{Affine4Rows, Bf16Rows, PANEL_ROWS, TernaryRows};

@@ -3,8 +3,8 @@
 use std::panic::catch_unwind;
 
 use samara_simd::{
-    Affine4Rows, Bf16Rows, Error, Isa, KV_PART, Kernels, Kv, KvSlice, Op, QuantizedRow, QuantizedRows,
-    TernaryRows, attention_state_len,
+    Affine4Rows, Bf16Rows, Error, Isa, KV_PART, Kernels, Kv, KvSlice, Op, Q8_MAX_DIM, QuantizedRow,
+    QuantizedRows, TernaryRows, attention_state_len,
 };
 
 #[test]
@@ -48,6 +48,19 @@ fn wrong_lengths_are_refused() {
             scalar().attention_part(&vec![0.0; dim], &slice, first, 1.0, &mut [0.0; KV_PART], &mut state);
         };
         assert!(catch_unwind(call).is_err(), "{n_keys} keys of {dim} from {first}");
+    }
+    // Keys, their scales, and values, one too few.
+    for (k, s, v, dim) in
+        [(15, 16, 256, 1), (16, 15, 256, 1), (16, 16, 255, 1), (272, 16, 256 * 17, Q8_MAX_DIM + 1)]
+    {
+        let (k, s, v) = (vec![0; 16 * k], vec![0.0; s], vec![0; 16 * v]);
+        let kv = Kv::Q8 { keys: &k, key_scales: &s, values: &v, value_scales: &s };
+        let call = || {
+            let slice = KvSlice { kv, n_keys: 1, head_dim: dim };
+            let mut state = vec![0.0; attention_state_len(1, dim)];
+            scalar().attention_part(&vec![0.0; dim], &slice, 0, 1.0, &mut [0.0; KV_PART], &mut state);
+        };
+        assert!(catch_unwind(call).is_err(), "{} bytes of {dim}", k.len());
     }
 }
 

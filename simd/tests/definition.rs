@@ -4,7 +4,10 @@
 mod common;
 
 use common::{Activations, Affine4, Bf16, Random, Ternary, bf16};
-use samara_simd::{KV_BLOCK, KV_PART, Kernels, Kv, KvSlice, attention_state_len, read, value_at};
+use samara_simd::{
+    KV_BLOCK, KV_PART, Kernels, Kv, KvSlice, attention_state_len, put_q8_key, put_q8_value, q8_dims,
+    q8_key_at, q8_value_at, read, value_at,
+};
 
 /// Largest error of a chain of `n` rounded f32 operations, relative to the sum of magnitudes.
 fn gamma(n: usize) -> f64 {
@@ -184,28 +187,56 @@ fn norm_gate_and_rotation() {
     }
 }
 
-/// Keys `first..n_keys` of one kv head in parts, f32 or bf16, against the plain formula in f64; as many query heads as `n_queries`.
-fn check_attention(n_queries: usize, head_dim: usize, first: usize, n_keys: usize, short: bool) {
+/// Keys `first..n_keys` of one kv head in parts, of elements of so many bits, against the plain formula in f64; as many query heads as
+/// `n_queries`.
+fn check_attention(n_queries: usize, head_dim: usize, first: usize, n_keys: usize, bits: u32) {
     let mut random = Random((n_keys + head_dim) as u64);
     let queries = random.f32s(n_queries * head_dim);
-    let positions = n_keys.next_multiple_of(KV_BLOCK);
-    let mut elements = || -> Vec<f32> {
-        let draw = |_| if short { bf16(random.bf16()) } else { random.f32() };
-        (0..positions * head_dim).map(draw).collect()
+    let parts = n_keys.next_multiple_of(KV_PART);
+    // int8, from -127 on, and scales of positions.
+    let mut elements = |scales: &[f32]| -> Vec<f32> {
+        let draw = |i| match bits {
+            8 => (random.f32() * 127.0).round() * scales[i / head_dim],
+            16 => bf16(random.bf16()),
+            _ => random.f32(),
+        };
+        (0..parts * head_dim).map(draw).collect()
     };
-    let (keys, values) = (elements(), elements());
+    let scales: Vec<f32> = (0..parts).map(|i| (i % 13 + 20) as f32 / (32.0 * 127.0)).collect();
+    // `[position, dimension]`.
+    let (keys, values) = (elements(&scales), elements(&scales));
+    let dims = q8_dims(head_dim);
+    let (mut keys32, mut values32) = (keys.clone(), values.clone());
+    let (mut keys8, mut values8) = (vec![0; parts * dims], vec![0; parts * dims]);
+    for (position, scale) in scales.iter().enumerate() {
+        let (from, at) = (position / KV_PART * KV_PART, position % KV_PART);
+        let int8 = |x: f32| (x / scale).round() as i8 as u8 ^ 128;
+        for d in 0..head_dim {
+            let (key, value) = (keys[position * head_dim + d], values[position * head_dim + d]);
+            keys32[(position / KV_BLOCK * head_dim + d) * KV_BLOCK + position % KV_BLOCK] = key;
+            values32[from * head_dim + value_at(at, d, head_dim)] = value;
+            keys8[from * dims + q8_key_at(at, d, head_dim)] = int8(key);
+            values8[from * dims + q8_value_at(at, d)] = int8(value);
+        }
+    }
     let upper = |x: &[f32]| -> Vec<u16> { x.iter().map(|x| (x.to_bits() >> 16) as u16).collect() };
-    let (keys16, values16) = (upper(&keys), upper(&values));
+    let (keys16, values16) = (upper(&keys32), upper(&values32));
     let scalar = Kernels::scalar();
     let empty = |n: usize| vec![0.0; n];
     let len = attention_state_len(n_queries, head_dim);
     let (mut state, mut part, mut weights) = (empty(len), empty(len), empty(n_queries * KV_PART));
     for start in (first / KV_PART * KV_PART..n_keys).step_by(KV_PART) {
-        let here = start * head_dim..((start + KV_PART).min(positions)) * head_dim;
-        let kv = if short {
-            Kv::Bf16 { keys: &keys16[here.clone()], values: &values16[here] }
-        } else {
-            Kv::F32 { keys: &keys[here.clone()], values: &values[here] }
+        let here = start * head_dim..(start + KV_PART) * head_dim;
+        let (bytes, positions) = (start * dims..(start + KV_PART) * dims, start..start + KV_PART);
+        let kv = match bits {
+            8 => Kv::Q8 {
+                keys: &keys8[bytes.clone()],
+                key_scales: &scales[positions.clone()],
+                values: &values8[bytes],
+                value_scales: &scales[positions],
+            },
+            16 => Kv::Bf16 { keys: &keys16[here.clone()], values: &values16[here] },
+            _ => Kv::F32 { keys: &keys32[here.clone()], values: &values32[here] },
         };
         let slice = KvSlice { kv, n_keys: (n_keys - start).min(KV_PART), head_dim };
         scalar.attention_part(&queries, &slice, first.saturating_sub(start), 0.125, &mut weights, &mut part);
@@ -218,17 +249,22 @@ fn check_attention(n_queries: usize, head_dim: usize, first: usize, n_keys: usiz
     let mut out = empty(queries.len());
     scalar.attention_finish(&state, head_dim, &mut out);
     for (q, query) in queries.chunks(head_dim).enumerate() {
-        let key = |k: usize, d: usize| keys[(k / KV_BLOCK * head_dim + d) * KV_BLOCK + k % KV_BLOCK];
         let score = |k: usize| -> f64 {
-            let dot: f64 = query.iter().enumerate().map(|(d, &x)| f64::from(x) * f64::from(key(k, d))).sum();
+            let key = query.iter().zip(&keys[k * head_dim..]);
+            let dot: f64 = key.map(|(&x, &key)| f64::from(x) * f64::from(key)).sum();
             (0.125 * dot).exp()
         };
         let total: f64 = (first..n_keys).map(score).sum();
         for d in 0..head_dim {
-            let value = |k: usize| score(k) / total * f64::from(values[value_at(k, d, head_dim)]);
+            let value = |k: usize| score(k) / total * f64::from(values[k * head_dim + d]);
             let expected = (first..n_keys).map(value).sum();
-            // Queries and weights of 16 bits: 2^-17 of each term of a score, an eighth of the sum, and of each weight.
-            let rounded = if short { 64 * (head_dim / 8 + 2) } else { 0 };
+            // What rounding costs, in units of 2^-23: to 16 significant bits 2^-17 of each term of a score, an eighth of the sum,
+            // and of each weight; to 16 bits of the largest 2^-16 of that.
+            let rounded = match bits {
+                8 => 128 * (head_dim / 8 + 4),
+                16 => 64 * (head_dim / 8 + 2),
+                _ => 0,
+            };
             close(out[q * head_dim + d], expected, 1.0, KV_PART + head_dim + rounded);
         }
     }
@@ -244,8 +280,8 @@ fn attention_in_parts() {
         (2, 16, 0, 512),
         (4, 32, 255, 257),
     ] {
-        for short in [false, true] {
-            check_attention(n_queries, head_dim, first, n_keys, short);
+        for bits in [8, 16, 32] {
+            check_attention(n_queries, head_dim, first, n_keys, bits);
         }
     }
 }
@@ -306,4 +342,32 @@ fn every_whole_line_is_read() {
     let words = bytes[..640].as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
     assert_eq!(read(&bytes), words.fold(0, u64::wrapping_add));
     assert_eq!(read(&bytes[..127]), 0);
+}
+
+#[test]
+fn eight_bit_keys_and_values_are_the_nearest() {
+    for head_dim in [1, 5, 16, 33, 128] {
+        let mut random = Random(head_dim as u64);
+        let head = random.f32s(head_dim);
+        let largest = head.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+        for position in [0, 7, 250] {
+            let mut parts = [(); 2].map(|()| vec![128u8; KV_PART * q8_dims(head_dim)]);
+            let scales =
+                [put_q8_key(&head, position, &mut parts[0]), put_q8_value(&head, position, &mut parts[1])];
+            assert_eq!(scales, [largest / 127.0; 2]);
+            for (d, x) in head.iter().enumerate() {
+                let found = [parts[0][q8_key_at(position, d, head_dim)], parts[1][q8_value_at(position, d)]];
+                let nearest = (x * (127.0 / largest)).round_ties_even() as i8 as u8 ^ 128;
+                assert_eq!(found, [nearest; 2], "dimension {d} of {head_dim}");
+            }
+            let others = parts.iter().map(|part| part.iter().filter(|byte| **byte != 128).count());
+            assert!(others.into_iter().all(|n| n <= head_dim), "nothing else is written");
+        }
+    }
+    let mut part = [7; 16 * KV_PART];
+    for (x, scale) in [(f32::NAN, f32::NAN), (f32::INFINITY, f32::NAN), (1e-31, 0.0), (0.0, 0.0)] {
+        let found = [put_q8_key(&[x, 1e-31], 3, &mut part), put_q8_value(&[x, 1e-31], 3, &mut part)];
+        assert!(found.iter().all(|found| found.to_bits() == scale.to_bits()), "{x}: {found:?}");
+        assert_eq!(part[q8_value_at(3, 1)], 128, "{x}");
+    }
 }

@@ -6,7 +6,8 @@ mod common;
 use common::{ActivationRows, Activations, Affine4, Bf16, Random, Ternary};
 use proptest::prelude::*;
 use samara_simd::{
-    Isa, KV_BLOCK, KV_LEAST, KV_PART, Kernels, Kv, KvSlice, Op, attention_state_len, value_at,
+    Isa, KV_BLOCK, KV_LEAST, KV_PART, Kernels, Kv, KvSlice, Op, attention_state_len, q8_dims, q8_key_at,
+    q8_value_at, value_at,
 };
 
 /// Inputs of every operation for one shape.
@@ -61,9 +62,19 @@ impl Attention {
             let not_least = x.iter().map(|x| if x.abs() < KV_LEAST { 0.0 } else { *x });
             not_least.map(|x| (x.to_bits() >> 16) as u16).collect()
         };
-        let small = |x: &[f32]| -> Vec<i8> { x.iter().map(|x| (x * 127.0) as i8).collect() };
-        let (keys16, values16, keys8, values8) =
-            (upper(&self.keys), upper(&self.values), small(&self.keys), small(&self.values));
+        let (keys16, values16) = (upper(&self.keys), upper(&self.values));
+        // What is not stored is noise.
+        let small = |x: f32| (x * 127.0) as i8 as u8 ^ 128;
+        let dims = q8_dims(self.head_dim);
+        let noise = || (0..KV_PART * dims).map(|i| 1 + (i * 89 % 255) as u8).collect::<Vec<u8>>();
+        let (mut keys8, mut values8) = (noise(), noise());
+        for position in 0..self.n_keys {
+            for d in 0..self.head_dim {
+                let value = self.values[value_at(position, d, self.head_dim)];
+                keys8[q8_key_at(position, d, self.head_dim)] = small(self.keys[position * self.head_dim + d]);
+                values8[q8_value_at(position, d)] = small(value);
+            }
+        }
         let formats = [
             Kv::F32 { keys: &self.keys, values: &self.values },
             Kv::Bf16 { keys: &keys16, values: &values16 },

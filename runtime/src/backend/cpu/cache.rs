@@ -2,7 +2,9 @@
 //! ring's end, so that a score does not depend on where a position happens to be stored.
 
 use samara_pool::{Chunks, Pool};
-use samara_simd::{KV_BLOCK, KV_DIMS, KV_LEAST, KV_PART, Kv, KvSlice, value_at};
+use samara_simd::{
+    KV_BLOCK, KV_DIMS, KV_LEAST, KV_PART, Kv, KvSlice, put_q8_key, put_q8_value, q8_dims, value_at,
+};
 
 use super::scratch::Worker;
 use crate::{
@@ -26,7 +28,7 @@ pub(super) struct Cache {
 enum Store {
     F32 { keys: Vec<f32>, values: Vec<f32> },
     Bf16 { keys: Vec<u16>, values: Vec<u16> },
-    Q8 { keys: Vec<i8>, key_scales: Vec<f32>, values: Vec<i8>, value_scales: Vec<f32> },
+    Q8 { keys: Vec<u8>, key_scales: Vec<f32>, values: Vec<u8>, value_scales: Vec<f32> },
 }
 
 /// Positions that a layer holds: whole parts.
@@ -55,9 +57,9 @@ impl Cache {
             KvType::F32 => Store::F32 { keys: vec![0.0; len], values: vec![0.0; len] },
             KvType::Bf16 => Store::Bf16 { keys: vec![0; len], values: vec![0; len] },
             KvType::Q8 => Store::Q8 {
-                keys: vec![0; len],
+                keys: vec![0; positions * q8_dims(attn.head_dim)],
                 key_scales: vec![0.0; positions],
-                values: vec![0; len],
+                values: vec![0; positions * q8_dims(attn.head_dim)],
                 value_scales: vec![0.0; positions],
             },
         };
@@ -111,23 +113,22 @@ impl Cache {
                 });
             }
             Store::Q8 { keys: k, key_scales, values: v, value_scales } => {
+                let len = capacity * q8_dims(head_dim);
                 let parts = (
                     (Chunks::new(k, len), Chunks::new(key_scales, capacity)),
                     (Chunks::new(v, len), Chunks::new(value_scales, capacity)),
                 );
-                type Half<'a> = (&'a mut [i8], &'a mut [f32]);
+                type Half<'a> = (&'a mut [u8], &'a mut [f32]);
                 pool.run(
                     parts,
                     min_run,
                     workers,
                     |_, first, ((k, k_scales), (v, v_scales)): (Half<'_>, Half<'_>)| {
                         for (from, at) in rows(first, k_scales.len() / capacity) {
-                            let inverse;
-                            (k_scales[at], inverse) = scale(&keys[from.clone()]);
-                            put_key(&keys[from.clone()], at, k, |x| int8(x, inverse));
-                            let inverse;
-                            (v_scales[at], inverse) = scale(&values[from.clone()]);
-                            put_value(&values[from], at, v, |x| int8(x, inverse));
+                            let part = at / KV_PART * KV_PART * q8_dims(head_dim)..;
+                            let (k, v) = (&mut k[part.clone()], &mut v[part]);
+                            k_scales[at] = put_q8_key(&keys[from.clone()], at % KV_PART, k);
+                            v_scales[at] = put_q8_value(&values[from], at % KV_PART, v);
                         }
                     },
                 );
@@ -139,8 +140,9 @@ impl Cache {
     pub(super) fn pretend(&mut self, slot: usize, len: usize) {
         let positions = self.n_kv_heads * self.ring.capacity();
         let of = |per: usize| slot * positions * per..(slot + 1) * positions * per;
-        let (elements, scales) = (of(self.head_dim), of(1));
+        let (elements, bytes, scales) = (of(self.head_dim), of(q8_dims(self.head_dim)), of(1));
         const SMALL: f32 = 0.01;
+        const Q8_ONE: u8 = 129;
         match &mut self.store {
             Store::F32 { keys, values } => {
                 keys[elements.clone()].fill(SMALL);
@@ -151,8 +153,8 @@ impl Cache {
                 values[elements].fill(bf16(SMALL));
             }
             Store::Q8 { keys, key_scales, values, value_scales } => {
-                keys[elements.clone()].fill(1);
-                values[elements].fill(1);
+                keys[bytes.clone()].fill(Q8_ONE);
+                values[bytes].fill(Q8_ONE);
                 key_scales[scales.clone()].fill(SMALL);
                 value_scales[scales].fill(SMALL);
             }
@@ -173,6 +175,7 @@ impl Cache {
         let n_keys = (end - first).min(KV_PART);
         let at = (slot * self.n_kv_heads + kv_head) * self.ring.capacity() + self.ring.index(first);
         let positions = at..at + n_keys.next_multiple_of(KV_BLOCK);
+        let dims = q8_dims(self.head_dim);
         let elements = positions.start * self.head_dim..positions.end * self.head_dim;
         let kv = match &self.store {
             Store::F32 { keys, values } => {
@@ -182,9 +185,9 @@ impl Cache {
                 Kv::Bf16 { keys: &keys[elements.clone()], values: &values[elements] }
             }
             Store::Q8 { keys, key_scales, values, value_scales } => Kv::Q8 {
-                keys: &keys[elements.clone()],
+                keys: &keys[positions.start * dims..positions.end * dims],
                 key_scales: &key_scales[positions.clone()],
-                values: &values[elements],
+                values: &values[at * dims..(at + KV_PART) * dims],
                 value_scales: &value_scales[positions],
             },
         };
@@ -211,19 +214,4 @@ fn put_key<T>(key: &[f32], at: usize, blocks: &mut [T], convert: impl Fn(f32) ->
 /// Nearest bf16; zero below [`KV_LEAST`].
 fn bf16(x: f32) -> u16 {
     half::bf16::from_f32(if x.abs() < KV_LEAST { 0.0 } else { x }).to_bits()
-}
-
-/// Scale and its inverse of a head at one position: the largest magnitude to 127. A head below 2^-100 is zeros; one that
-/// holds NaN or infinity has the scale NaN, which every score then shows.
-fn scale(head: &[f32]) -> (f32, f32) {
-    if head.iter().any(|x| !x.is_finite()) {
-        return (f32::NAN, 0.0);
-    }
-    let largest = head.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-    if largest < 2.0f32.powi(-100) { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) }
-}
-
-/// Nearest of -127..=127, half to even.
-fn int8(x: f32, inverse: f32) -> i8 {
-    (x * inverse).round_ties_even() as i8
 }

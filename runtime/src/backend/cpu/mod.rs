@@ -19,7 +19,7 @@ use std::{
 };
 
 use samara_pool::Pool;
-use samara_simd::{Isa, Kernels, Op, PANEL_ROWS};
+use samara_simd::{Isa, Kernels, Op, PANEL_ROWS, Q8_MAX_DIM};
 
 use self::{
     clock::Clock,
@@ -32,6 +32,7 @@ use super::{Activations, Backend, Footprint, KernelId, Limits, Phase, Placed, Se
 use crate::{
     error::Error,
     flash::HeadCounts,
+    kv::KvType,
     model::Model,
     spec::{BlockSpec, EmbedSpec, LayerSpec},
 };
@@ -167,6 +168,14 @@ impl Backend for Cpu {
                 Ok(match block {
                     BlockSpec::Embed(spec) => Block::Embed(spec.clone(), Box::new(kernels)),
                     BlockSpec::Layer(spec) => {
+                        if limits.kv == KvType::Q8 && spec.attn.head_dim > Q8_MAX_DIM {
+                            let (block, device) = (block.label(), self.name().to_owned());
+                            let reason = format!(
+                                "head_dim is {}, and --kv q8 takes {Q8_MAX_DIM} at most; use --kv bf16",
+                                spec.attn.head_dim
+                            );
+                            return Err(Error::Unsupported { block, device, reason });
+                        }
                         Block::Layer(Box::new(Layer::new(model, spec, kernels, limits)))
                     }
                     BlockSpec::Head(spec) => {
@@ -324,5 +333,23 @@ impl Segment for CpuSegment {
         let phases = self.clock.phases().to_vec();
         self.clock.set(on);
         phases
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_that_are_too_wide_for_8_bits_are_refused() {
+        let model = crate::fake::model("tiny-maple-2bit");
+        let mut block = model.architecture().blocks[1].clone();
+        let BlockSpec::Layer(layer) = &mut block else { panic!("a layer") };
+        layer.attn.head_dim = Q8_MAX_DIM + 4;
+        let limits = Limits { kv: KvType::Q8, ..crate::fake::limits(1, 64) };
+        let cpu = Cpu::new(Kernels::detect());
+        let segment = cpu.compile(&model, &[(&block, &[])], &limits, &mut |_, _| {});
+        let error = segment.err().expect("refused").to_string();
+        assert!(error.contains("head_dim is 260") && error.contains("--kv bf16"), "{error}");
     }
 }

@@ -7,6 +7,7 @@
 
 mod affine4;
 mod gemm;
+mod lines;
 pub(crate) mod neon;
 pub(crate) mod neon_dotprod;
 mod ternary;

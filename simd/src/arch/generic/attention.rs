@@ -4,19 +4,22 @@
 //! sum of weighted values beside the largest score and the sum of weights, and results are merged in the
 //! order of positions, so the answer does not depend on who computed which part.
 //!
-//! Nearly all the work is `sum += a * b`, with an element of the cache for `b`. An element of 8 bits, bf16's or an int8, times
+//! Nearly all the work is `sum += a * b`, with an element of the cache for `b`. One of bf16's 8 bits times
 //! a number of 16 is exact in f32, and then one rounding, that of a fused multiply-add, is the same as those of a product and
 //! a sum. So queries and weights are rounded to 16 bits, which costs 2^-17 of them where the cache costs 2^-9, and each instruction
-//! set takes the faster of both. An f32 cache is never fused.
+//! set takes the faster of both. An f32 cache is never fused. int8: [`attention_q8`](super::attention_q8).
+
+use std::ops::Range;
 
 use crate::KvSlice;
 use crate::activation::LANES;
 use crate::arch::generic::exp::exp;
-use crate::arch::generic::{prefetch, tree};
+pub(crate) use crate::arch::generic::prefetch;
+use crate::arch::generic::tree;
 use crate::kv::{KV_BLOCK, KV_DIMS, KV_LEAST, KV_PART, Kv};
 
 /// How far ahead of a stream of keys or values to prefetch, bytes: the machine's own prefetching ends with a page.
-const PREFETCH: usize = 4096;
+pub(crate) const PREFETCH: usize = 8192;
 
 /// Bytes of a cache line, on most machines.
 const LINE: usize = 64;
@@ -50,7 +53,7 @@ trait Element: Copy {
     /// Positions of a block of values in a cache line.
     const VALUES_A_LINE: usize = at_least_one(LINE / (KV_DIMS * size_of::<Self>()));
 
-    /// As f32, before its position's scale.
+    /// As f32.
     fn widen(self) -> f32;
 }
 
@@ -74,15 +77,6 @@ impl Element for u16 {
     #[inline(always)]
     fn widen(self) -> f32 {
         f32::from_bits(u32::from(self) << 16)
-    }
-}
-
-impl Element for i8 {
-    const SHORT: bool = true;
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f32::from(self)
     }
 }
 
@@ -115,24 +109,18 @@ pub(crate) fn attention_part<const FUSED: bool>(
         let run = Run { queries, keys: keys.clone(), head_dim, scale };
         match (kv, n) {
             (Kv::F32 { keys, values }, 4) => {
-                run.all::<f32, 4, false>(keys, values, None, weights, largest, totals, sums)
+                run.all::<f32, 4, false>(keys, values, weights, largest, totals, sums)
             }
             (Kv::F32 { keys, values }, _) => {
-                run.all::<f32, 1, false>(keys, values, None, weights, largest, totals, sums)
+                run.all::<f32, 1, false>(keys, values, weights, largest, totals, sums)
             }
             (Kv::Bf16 { keys, values }, 4) => {
-                run.all::<u16, 4, FUSED>(keys, values, None, weights, largest, totals, sums)
+                run.all::<u16, 4, FUSED>(keys, values, weights, largest, totals, sums)
             }
             (Kv::Bf16 { keys, values }, _) => {
-                run.all::<u16, 1, FUSED>(keys, values, None, weights, largest, totals, sums)
+                run.all::<u16, 1, FUSED>(keys, values, weights, largest, totals, sums)
             }
-            (Kv::Q8 { keys, key_scales, values, value_scales }, n) => {
-                let scales = Some((key_scales, value_scales));
-                match n {
-                    4 => run.all::<i8, 4, FUSED>(keys, values, scales, weights, largest, totals, sums),
-                    _ => run.all::<i8, 1, FUSED>(keys, values, scales, weights, largest, totals, sums),
-                }
-            }
+            (Kv::Q8 { .. }, _) => unreachable!("attention_q8 has its own"),
         }
         done += n;
     }
@@ -141,7 +129,7 @@ pub(crate) fn attention_part<const FUSED: bool>(
 struct Run<'a> {
     /// `[N, head_dim]`.
     queries: &'a [f32],
-    keys: std::ops::Range<usize>,
+    keys: Range<usize>,
     head_dim: usize,
     scale: f32,
 }
@@ -153,7 +141,6 @@ impl Run<'_> {
         &self,
         keys: &[T],
         values: &[T],
-        scales: Option<(&[f32], &[f32])>,
         weights: &mut [[f32; KV_PART]],
         largest: &mut [f32],
         totals: &mut [f32],
@@ -161,16 +148,13 @@ impl Run<'_> {
     ) {
         // The sums have the shape of the queries, and are not needed yet.
         sums.iter_mut().zip(self.queries).for_each(|(out, &x)| *out = if T::SHORT { short(x) } else { x });
-        self.scores::<T, N, FUSED>(sums, keys, scales.map(|(keys, _)| keys), weights);
+        self.scores::<T, N, FUSED>(sums, keys, weights);
         for ((weights, largest), total) in weights.iter_mut().zip(largest).zip(totals) {
-            (*largest, *total) = self.softmax::<T>(weights);
-        }
-        if let Some((_, scales)) = scales {
-            for weights in weights.iter_mut() {
-                for (weight, scale) in weights[self.keys.clone()].iter_mut().zip(&scales[self.keys.clone()]) {
-                    *weight = short(*weight * scale);
-                }
-            }
+            (*largest, *total) = if T::SHORT {
+                softmax::<true>(&self.keys, weights)
+            } else {
+                softmax::<false>(&self.keys, weights)
+            };
         }
         self.values::<T, N, FUSED>(values, weights, sums);
     }
@@ -181,7 +165,6 @@ impl Run<'_> {
         &self,
         queries: &[f32],
         keys: &[T],
-        scales: Option<&[f32]>,
         weights: &mut [[f32; KV_PART]],
     ) {
         let blocks = self.keys.start / KV_BLOCK..self.keys.end.div_ceil(KV_BLOCK);
@@ -190,41 +173,13 @@ impl Run<'_> {
             let keys = keys[block * len..][..len].as_chunks::<KV_BLOCK>().0;
             let queries = std::array::from_fn(|q| &queries[q * self.head_dim..][..keys.len()]);
             let sums = dot_block::<T, N, FUSED>(keys, queries);
-            // A copy, so that it cannot be what is written below; times 1 changes no bit.
-            let scales = scales.map_or([1.0; KV_BLOCK], |scales| scales.as_chunks::<KV_BLOCK>().0[block]);
             for (weights, sums) in weights.iter_mut().zip(&sums) {
                 let weights = &mut weights.as_chunks_mut::<KV_BLOCK>().0[block];
                 for l in 0..KV_BLOCK {
-                    weights[l] = sums[l] * scales[l] * self.scale;
+                    weights[l] = sums[l] * self.scale;
                 }
             }
         }
-    }
-
-    /// Scores to weights, `exp(score - largest)`, the largest score and the sum of weights: key `i` in lane `i % 8`, then the
-    /// tree. The sum is NaN when a score is.
-    #[inline(always)]
-    fn softmax<T: Element>(&self, weights: &mut [f32; KV_PART]) -> (f32, f32) {
-        let blocks = self.keys.start / KV_BLOCK * KV_BLOCK..self.keys.end.next_multiple_of(KV_BLOCK);
-        weights[blocks.start..self.keys.start].fill(f32::NEG_INFINITY);
-        weights[self.keys.end..blocks.end].fill(f32::NEG_INFINITY);
-        let weights = weights[blocks].as_chunks_mut::<LANES>().0;
-        let mut largest = [f32::NEG_INFINITY; LANES];
-        for weights in weights.iter() {
-            for l in 0..LANES {
-                largest[l] = if weights[l] > largest[l] { weights[l] } else { largest[l] };
-            }
-        }
-        let largest = largest.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
-        let mut sums = [0.0f32; LANES];
-        for weights in weights {
-            for l in 0..LANES {
-                let weight = exp(weights[l] - largest);
-                weights[l] = if T::SHORT { short(weight) } else { weight };
-                sums[l] += weights[l];
-            }
-        }
-        (largest, tree(sums))
     }
 
     /// `sums[q] = Σ weights[q][key] * value`: keys ascending, one dimension a lane. Values are read in the order in which
@@ -264,6 +219,35 @@ impl Run<'_> {
             }
         }
     }
+}
+
+/// Scores to weights, `exp(score - largest)`, the largest score and the sum of weights: key `i` in lane `i % 8`, then the
+/// tree. The sum is NaN when a score is. If `SHORT`, weights are rounded by [`short`].
+#[inline(always)]
+pub(crate) fn softmax<const SHORT: bool>(keys: &Range<usize>, weights: &mut [f32; KV_PART]) -> (f32, f32) {
+    let blocks = keys.start / KV_BLOCK * KV_BLOCK..keys.end.next_multiple_of(KV_BLOCK);
+    weights[blocks.start..keys.start].fill(f32::NEG_INFINITY);
+    weights[keys.end..blocks.end].fill(f32::NEG_INFINITY);
+    let weights = weights[blocks].as_chunks_mut::<LANES>().0;
+    let mut largest = [f32::NEG_INFINITY; LANES];
+    for weights in weights.iter() {
+        for l in 0..LANES {
+            largest[l] = if weights[l] > largest[l] { weights[l] } else { largest[l] };
+        }
+    }
+    let largest = largest.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+    // Apart from the sums, which wait for each other.
+    for weight in weights.as_flattened_mut() {
+        let exp = exp(*weight - largest);
+        *weight = if SHORT { short(exp) } else { exp };
+    }
+    let mut sums = [0.0f32; LANES];
+    for weights in weights {
+        for l in 0..LANES {
+            sums[l] += weights[l];
+        }
+    }
+    (largest, tree(sums))
 }
 
 /// `sums[q][key] = query . key` for the keys of a block: dimensions ascending, one key a lane.

@@ -3,6 +3,7 @@
 //! is so where that changes no bit.
 
 pub(crate) mod attention;
+pub(crate) mod attention_q8;
 pub(crate) mod bf16;
 pub(crate) mod elementwise;
 pub(crate) mod exp;
@@ -74,7 +75,7 @@ macro_rules! dense_shells {
 }
 
 /// The table of dense operations: `dense_table!(#[attributes])` in each instruction set's `dense.rs`, which has a `FUSED`: whether one
-/// instruction multiplies and adds.
+/// instruction multiplies and adds; beside it is `lines.rs`.
 macro_rules! dense_table {
     ($($attribute:tt)*) => {
         $crate::arch::generic::dense_shells! {
@@ -96,13 +97,32 @@ macro_rules! dense_table {
             $crate::arch::generic::softmax::softmax as fn softmax(x: &mut [f32]);
             $crate::arch::generic::router::top_k_router as fn top_k_router(
                 logits: &mut [f32], normalize: bool, experts: &mut [u32], weights: &mut [f32]);
-            $crate::arch::generic::attention::attention_part::<FUSED> as fn attention_part(
-                queries: &[f32], kv: &$crate::KvSlice<'_>, first: usize, scale: f32,
-                weights: &mut [f32], state: &mut [f32]);
             $crate::arch::generic::attention::attention_merge as fn attention_merge(
                 state: &mut [f32], part: &[f32], head_dim: usize);
             $crate::arch::generic::attention::attention_finish as fn attention_finish(
                 state: &[f32], head_dim: usize, out: &mut [f32]);
+        }
+
+        $($attribute)*
+        pub(crate) fn attention_part(
+            queries: &[f32],
+            kv: &$crate::KvSlice<'_>,
+            first: usize,
+            scale: f32,
+            weights: &mut [f32],
+            state: &mut [f32],
+        ) {
+            use $crate::arch::generic::attention_q8::{Q8, attention_part_q8};
+            use super::lines::dot_lines;
+            let $crate::Kv::Q8 { keys, key_scales, values, value_scales } = kv.kv else {
+                return $crate::arch::generic::attention::attention_part::<FUSED>(
+                    queries, kv, first, scale, weights, state);
+            };
+            let cache = Q8 { keys, key_scales, values, value_scales };
+            attention_part_q8(
+                queries, kv, cache, first, scale, weights, state,
+                |lines, coefficients, first, sums| dot_lines(lines, coefficients, first, sums),
+            );
         }
     };
 }

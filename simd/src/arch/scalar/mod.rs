@@ -2,4 +2,5 @@
 
 pub(crate) mod affine4;
 pub(crate) mod dense;
+mod lines;
 pub(crate) mod ternary;

@@ -9,6 +9,8 @@
 #[macro_use]
 mod affine4;
 #[macro_use]
+mod lines;
+#[macro_use]
 mod ternary;
 
 pub(crate) mod avx2;
@@ -22,6 +24,7 @@ use std::arch::x86_64::*;
 
 use crate::activation::{ACT_BLOCK, LANES, QuantizedRow, QuantizedRows, SPAN_BLOCKS};
 use crate::arch::generic;
+use crate::arch::generic::attention_q8::Sums;
 use crate::rows::{AHEAD, CHUNK, PANEL_ROWS};
 
 /// Blocks of a panel that a gemm unpacks at a time: 8 KiB of bytes, which stay in the first cache.
@@ -112,4 +115,12 @@ fn put(dots: __m128, out: &mut [f32]) {
 fn row_scales(scales: &[u8; 2 * PANEL_ROWS]) -> __m128 {
     let [a, b, c, d] = [0, 1, 2, 3].map(|r| crate::rows::bf16(scales.as_chunks().0[r]));
     _mm_setr_ps(a, b, c, d)
+}
+
+/// From sums of bytes of lines to sums of the int8 that they are, given the sums of coefficients.
+#[inline(always)]
+fn take_128(sums: &mut Sums, totals: &[i32; 4]) {
+    for (sums, total) in sums.iter_mut().zip(totals) {
+        sums.iter_mut().for_each(|sum| *sum = sum.wrapping_sub(total.wrapping_mul(128)));
+    }
 }

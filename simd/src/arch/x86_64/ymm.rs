@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use super::PanelLanes;
 use crate::activation::LANES;
+use crate::arch::generic::attention_q8::Line;
 use crate::rows::{CHUNK, PANEL_ROWS};
 
 pub(super) type Int = __m256i;
@@ -147,4 +148,79 @@ pub(super) fn load_bf16(values: &[u8; 16]) -> __m256 {
     // SAFETY: the reference covers the 16 bytes read; an unaligned load.
     let values = unsafe { _mm_loadu_si128(values.as_ptr().cast()) };
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(values)))
+}
+
+/// Vectors of a line.
+pub(super) const LINE_VECTORS: usize = 2;
+
+/// Lanes `8v..` of a line.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn load_line(line: &Line, v: usize) -> Int {
+    let bytes: &[u8; 32] = &line.as_chunks().0[v];
+    // SAFETY: the reference covers the 32 bytes read; an unaligned load.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+}
+
+/// Lanes `4w..` of a line, in i16.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn load_words(line: &Line, w: usize) -> Int {
+    let bytes: &[u8; 16] = &line.as_chunks().0[w];
+    // SAFETY: the reference covers the 16 bytes read; an unaligned load.
+    _mm256_cvtepu8_epi16(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
+}
+
+/// The same four in each lane.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn splat(four: [i8; 4]) -> Int {
+    _mm256_set1_epi32(i32::from_ne_bytes(four.map(|x| x as u8)))
+}
+
+/// The same four in each lane.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn splat_words(four: [i16; 4]) -> Int {
+    let [a, b, c, d] = four.map(|x| i64::from(x as u16));
+    _mm256_set1_epi64x(d << 48 | c << 32 | b << 16 | a)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn add(a: Int, b: Int) -> Int {
+    _mm256_add_epi32(a, b)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn shift_left_8(a: Int) -> Int {
+    _mm256_slli_epi32::<8>(a)
+}
+
+/// Products of i16, pairs of which are added.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn multiply_pairs(a: Int, b: Int) -> Int {
+    _mm256_madd_epi16(a, b)
+}
+
+/// Writes lanes `8v..`.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn store_lanes(to: &mut [i32; 16], v: usize, lanes: Int) {
+    let to: &mut [i32; 8] = &mut to.as_chunks_mut().0[v];
+    // SAFETY: the reference covers the 32 bytes written; an unaligned store.
+    unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), lanes) }
+}
+
+/// Writes lanes `4w..`, of each the sum of two.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn store_pairs(to: &mut [i32; 16], w: usize, pairs: Int) {
+    let mut both = [0; 16];
+    store_lanes(&mut both, 0, pairs);
+    for (to, both) in to.as_chunks_mut::<4>().0[w].iter_mut().zip(both.as_chunks::<2>().0) {
+        *to = both[0].wrapping_add(both[1]);
+    }
 }

@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use super::{PanelLanes, ymm};
 use crate::activation::LANES;
+use crate::arch::generic::attention_q8::Line;
 use crate::rows::CHUNK;
 
 pub(super) use super::ymm::load_bf16;
@@ -170,4 +171,79 @@ fn low_pairs(a: __m512d, b: __m512d) -> __m512 {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn high_pairs(a: __m512d, b: __m512d) -> __m512 {
     _mm512_castpd_ps(_mm512_unpackhi_pd(a, b))
+}
+
+/// Vectors of a line.
+pub(super) const LINE_VECTORS: usize = 1;
+
+/// Lanes `16v..` of a line.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn load_line(line: &Line, v: usize) -> Int {
+    let bytes: &[u8; 64] = &line.as_chunks().0[v];
+    // SAFETY: the reference covers the 64 bytes read; an unaligned load.
+    unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+}
+
+/// Lanes `8w..` of a line, in i16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn load_words(line: &Line, w: usize) -> Int {
+    let bytes: &[u8; 32] = &line.as_chunks().0[w];
+    // SAFETY: the reference covers the 32 bytes read; an unaligned load.
+    _mm512_cvtepu8_epi16(unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) })
+}
+
+/// The same four in each lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn splat(four: [i8; 4]) -> Int {
+    _mm512_set1_epi32(i32::from_ne_bytes(four.map(|x| x as u8)))
+}
+
+/// The same four in each lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn splat_words(four: [i16; 4]) -> Int {
+    let [a, b, c, d] = four.map(|x| i64::from(x as u16));
+    _mm512_set1_epi64(d << 48 | c << 32 | b << 16 | a)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn add(a: Int, b: Int) -> Int {
+    _mm512_add_epi32(a, b)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn shift_left_8(a: Int) -> Int {
+    _mm512_slli_epi32::<8>(a)
+}
+
+/// Products of i16, pairs of which are added.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn multiply_pairs(a: Int, b: Int) -> Int {
+    _mm512_madd_epi16(a, b)
+}
+
+/// Writes lanes `16v..`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn store_lanes(to: &mut [i32; 16], v: usize, lanes: Int) {
+    let to: &mut [i32; 16] = &mut to.as_chunks_mut().0[v];
+    // SAFETY: the reference covers the 64 bytes written; an unaligned store.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), lanes) }
+}
+
+/// Writes lanes `8w..`, of each the sum of two.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn store_pairs(to: &mut [i32; 16], w: usize, pairs: Int) {
+    let mut both = [0; 16];
+    store_lanes(&mut both, 0, pairs);
+    for (to, both) in to.as_chunks_mut::<8>().0[w].iter_mut().zip(both.as_chunks::<2>().0) {
+        *to = both[0].wrapping_add(both[1]);
+    }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod affine4;
 pub(crate) mod dense;
+mod lines;
 pub(crate) mod ternary;
 
 use std::arch::aarch64::*;
@@ -36,4 +37,12 @@ fn dot([low, high]: Sums, codes: int8x16_t, q: int8x16_t) -> Sums {
 #[target_feature(enable = "neon")]
 fn lane_sums([low, high]: Sums) -> int32x4_t {
     vpaddlq_s16(vpaddq_s16(low, high))
+}
+
+/// Adds 16 products, four to each lane: pairs of them are added in i16, which int8 of at most 127 on one side allow.
+#[inline]
+#[target_feature(enable = "neon")]
+fn add_dot(sums: int32x4_t, values: int8x16_t, q: int8x16_t) -> int32x4_t {
+    let low = vmull_s8(vget_low_s8(values), vget_low_s8(q));
+    vpadalq_s16(sums, vpaddq_s16(low, vmull_high_s8(values, q)))
 }

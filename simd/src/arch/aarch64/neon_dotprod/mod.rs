@@ -2,6 +2,7 @@
 
 pub(crate) mod affine4;
 pub(crate) mod dense;
+mod lines;
 pub(crate) mod ternary;
 
 use std::arch::aarch64::*;
@@ -43,4 +44,11 @@ fn dot(mut sums: Sums, codes: int8x16_t, q: int8x16_t) -> Sums {
 #[target_feature(enable = "neon")]
 fn lane_sums(sums: Sums) -> int32x4_t {
     sums
+}
+
+/// [`dot`], under the name that plain NEON has for sums of lanes.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn add_dot(sums: int32x4_t, values: int8x16_t, q: int8x16_t) -> int32x4_t {
+    dot(sums, values, q)
 }

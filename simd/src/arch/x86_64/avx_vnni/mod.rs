@@ -2,6 +2,7 @@
 
 pub(crate) mod affine4;
 pub(crate) mod dense;
+mod lines;
 pub(crate) mod ternary;
 
 use std::arch::x86_64::*;
