@@ -162,21 +162,22 @@ macro_rules! ternary_kernels {
             lanes: &mut [[PanelLanes; GEMM_TOKENS]; G],
             out: &mut Out<'_>,
         ) {
-            let panels: [&[[u8; CHUNK]]; G] = std::array::from_fn(|g| rows.panel(first + g));
-            let n_blocks = panels[0].len();
+            // No closures: they would be calls.
+            let mut panels = [rows.panel(first); G];
             let mut scales = [_mm_setzero_ps(); G];
             for g in 0..G {
+                panels[g] = rows.panel(first + g);
                 scales[g] = row_scales(rows.panel_scales(first + g));
             }
+            let n_blocks = panels[0].len();
             for first_block in (0..n_blocks).step_by(RUN_BLOCKS) {
                 let len = RUN_BLOCKS.min(n_blocks - first_block);
-                let mut run = Run {
-                    chunks: panels.map(|panel| &panel[first_block..first_block + len]),
-                    codes: codes.each_mut().map(|codes| &mut codes[..len]),
-                    first_block,
-                    scales,
-                    is_last: first_block + len == n_blocks,
-                };
+                let mut chunks = panels;
+                for chunks in &mut chunks {
+                    *chunks = &chunks[first_block..first_block + len];
+                }
+                let is_last = first_block + len == n_blocks;
+                let mut run = Run { chunks, codes: &mut *codes, first_block, scales, is_last };
                 let mut done = 0;
                 while done < acts.len() {
                     let n = tile_len(acts.len() - done, TERNARY_TILE);
@@ -194,7 +195,7 @@ macro_rules! ternary_kernels {
         struct Run<'a, const G: usize> {
             chunks: [&'a [[u8; CHUNK]]; G],
             /// A byte each, once a tile has unpacked them.
-            codes: [&'a mut [Unpacked<4>]; G],
+            codes: &'a mut [[Unpacked<4>; RUN_BLOCKS]; G],
             first_block: usize,
             /// Of the panels' rows.
             scales: [__m128; G],
@@ -220,7 +221,7 @@ macro_rules! ternary_kernels {
                 let mut sums = [[[zero_lanes(); VECTORS]; N]; G];
                 let (mut q, mut scales) = ([&[][..]; N], [&[][..]; N]);
                 for (t, act) in acts.iter().enumerate() {
-                    q[t] = &act.q_blocks()[self.first_block..][..self.codes[0].len()];
+                    q[t] = &act.q_blocks()[self.first_block..][..self.chunks[0].len()];
                     scales[t] = &act.span_scales()[self.first_block / SPAN_BLOCKS..];
                     if self.first_block > 0 {
                         for g in 0..G {
@@ -260,9 +261,9 @@ macro_rules! ternary_kernels {
                 scales: [&[[f32; LANES]]; N],
                 mut lanes: [[[Float; VECTORS]; N]; G],
             ) -> [[[Float; VECTORS]; N]; G] {
-                for s in 0..self.codes[0].len().div_ceil(SPAN_BLOCKS) {
+                for s in 0..self.chunks[0].len().div_ceil(SPAN_BLOCKS) {
                     let mut products = [[[zero(); VECTORS]; N]; G];
-                    for b in s * SPAN_BLOCKS..self.codes[0].len().min((s + 1) * SPAN_BLOCKS) {
+                    for b in s * SPAN_BLOCKS..self.chunks[0].len().min((s + 1) * SPAN_BLOCKS) {
                         for j in 0..4 {
                             let mut codes = [[zero(); VECTORS]; G];
                             for g in 0..G {
