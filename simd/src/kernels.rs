@@ -166,6 +166,8 @@ kernel_table! {
         "RMS norm over its own input.";
     SwigluClamped swiglu_clamped dense::swiglu_clamped(&[f32], &[f32], f32, f32, &mut [f32]),
         "Clamped SwiGLU.";
+    Combine combine dense::combine(&[f32], &[u32], &[f32], &mut [f32]),
+        "Weighted sum of the experts' outputs.";
     Rope rope dense::rope(&mut [f32], &[f32], &[f32]),
         "Rotary position embedding of one head.";
     Softmax softmax dense::softmax(&mut [f32]),
@@ -397,6 +399,16 @@ impl Kernels {
         assert!(gate.len() == up.len() && gate.len() == out.len(), "gate, up and output lengths differ");
         // SAFETY: the table's invariant.
         unsafe { (self.swiglu_clamped.run)(gate, up, gate_max, up_abs_max, out) }
+    }
+
+    /// `out += Σ weights[i] * y[rows[i]]`, `out` f32 `[cols]`, `y` f32 `[n, cols]`; the sum first, `i` ascending from 0.
+    ///
+    /// # Panics
+    /// If there is no such row, or not a weight for each.
+    pub fn combine(&self, y: &[f32], rows: &[u32], weights: &[f32], out: &mut [f32]) {
+        assert_eq!(rows.len(), weights.len(), "a weight for each row");
+        // SAFETY: the table's invariant.
+        unsafe { (self.combine.run)(y, rows, weights, out) }
     }
 
     /// Rotates one head `x`, f32 `[head_dim]`, in place: pairs `(i, i + n)` by the angle whose cosine and sine

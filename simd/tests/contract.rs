@@ -33,6 +33,10 @@ fn wrong_lengths_are_refused() {
         let call = || scalar().ternary_gemv(&ternary(), &act(), range.clone(), &mut vec![0.0; len]);
         assert!(catch_unwind(call).is_err(), "{range:?} into {len}");
     }
+    for (rows, weights) in [(&[1][..], &[1.0][..]), (&[0], &[]), (&[0], &[1.0, 1.0])] {
+        let call = || scalar().combine(&[0.0; 5], rows, weights, &mut [0.0; 3]);
+        assert!(catch_unwind(call).is_err(), "{rows:?} with {weights:?}");
+    }
     let wide = || QuantizedRow::new(&[0; 256], &[0.0; 8], &[0.0; 5]);
     assert!(catch_unwind(|| scalar().ternary_gemv(&ternary(), &wide(), 0..5, &mut [0.0; 5])).is_err());
     let rows = || QuantizedRows::new(&[0; 256], &[0.0; 16], &[0.0; 6], 2, 128);

@@ -169,6 +169,13 @@ fn norm_gate_and_rotation() {
             let expected = f64::from(y[i]) * f64::from(x[i]) / (mean + 1e-6).sqrt();
             close(out, expected, expected.abs(), n / 8 + 10);
         }
+        let (mut sums, rows, weights) = (y.clone(), [2, 0, 2], [0.5, -1.5, 2.0]);
+        let three: Vec<f32> = [&y[..], &y, &x].concat();
+        Kernels::scalar().combine(&three, &rows, &weights, &mut sums);
+        for (i, &sum) in sums.iter().enumerate() {
+            let (x, y) = (f64::from(x[i]), f64::from(y[i]));
+            close(sum, y + 2.5 * x - 1.5 * y, 2.5 * (x.abs() + y.abs()), 5);
+        }
         let (gate, up): (Vec<_>, Vec<_>) = x.iter().zip(&y).map(|(x, y)| (x * 20.0, y * 10.0)).unzip();
         Kernels::scalar().swiglu_clamped(&gate, &up, 7.0, 7.0, &mut out);
         for (i, &out) in out.iter().enumerate() {

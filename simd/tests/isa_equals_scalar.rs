@@ -164,6 +164,13 @@ const RUNS: [(Op, Run); Op::ALL.len()] = [
         kernels.swiglu_clamped(&case.x, &case.y, 7.0, 0.75, &mut out);
         out
     }),
+    (Op::Combine, |kernels, case| {
+        let (mut out, n) = (case.x.clone(), (case.xs.len() / case.x.len()) as u32);
+        let rows: Vec<u32> = (0..n).rev().collect();
+        let weights: Vec<f32> = (1..=n).map(|i| 1.0 / i as f32).collect();
+        kernels.combine(&case.xs, &rows, &weights, &mut out);
+        out
+    }),
     (Op::Rope, |kernels, case| {
         let mut out: Vec<f32> = case.x.iter().chain(&case.x).copied().collect();
         kernels.rope(&mut out, &case.y, &case.x);

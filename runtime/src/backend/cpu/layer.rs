@@ -308,10 +308,9 @@ impl Layer {
                 kernels.top_k_router(logits, *norm_topk, experts, weights);
             }
         });
-        let chosen = cx.scratch.experts.iter().zip(&cx.scratch.weights);
         let pairs = &mut cx.scratch.pairs[..n_pairs];
-        for ((i, pair), (&expert, &weight)) in (0..).zip(&mut *pairs).zip(chosen) {
-            *pair = Pair { expert, token: i / *n_used as u32, weight };
+        for ((i, pair), &expert) in (0..).zip(&mut *pairs).zip(&cx.scratch.experts) {
+            *pair = Pair { expert, token: i / *n_used as u32 };
         }
         sort_by_expert(pairs, &mut cx.scratch.place[..n_pairs], &mut cx.scratch.bounds, *n_used);
         // All of a layer's experts at once, before the first is waited for.
@@ -417,21 +416,15 @@ impl Layer {
 
     /// Adds the experts' outputs to `hidden`: those of a token in the router's order, whatever else the step holds.
     fn combine(&mut self, cx: &mut Context<'_>, hidden: &mut [f32]) {
-        let MoeSpec { router, n_used, .. } = &self.spec.moe;
+        let Layer { spec, kernels, .. } = self;
+        let MoeSpec { router, n_used, .. } = &spec.moe;
         let hidden_size = router.cols;
-        let (pairs, place, y) = (&cx.scratch.pairs, &cx.scratch.place, &cx.scratch.y);
+        let (place, weights, y) = (&cx.scratch.place, &cx.scratch.weights, &cx.scratch.y);
         let pieces = Chunks::new(hidden, hidden_size);
-        cx.pool.run(pieces, 1, &mut cx.scratch.workers, |w, first, hidden: &mut [f32]| {
-            let places = place.chunks_exact(*n_used).skip(first);
-            for (hidden, place) in hidden.chunks_exact_mut(hidden_size).zip(places) {
-                let sum = &mut w.row[..hidden_size];
-                sum.fill(0.0);
-                for &i in place {
-                    let weight = pairs[i as usize].weight;
-                    let y = &y[i as usize * hidden_size..][..hidden_size];
-                    sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += weight * y);
-                }
-                hidden.iter_mut().zip(sum).for_each(|(h, sum)| *h += *sum);
+        cx.pool.run(pieces, 1, &mut cx.scratch.workers, |_, first, hidden: &mut [f32]| {
+            let chosen = place.chunks_exact(*n_used).zip(weights.chunks_exact(*n_used)).skip(first);
+            for (hidden, (place, weights)) in hidden.chunks_exact_mut(hidden_size).zip(chosen) {
+                kernels.combine(y, place, weights, hidden);
             }
         });
         cx.clock.lap("combine", 0);

@@ -83,6 +83,7 @@ fn ops(spec: &BlockSpec) -> &'static [Op] {
             Op::Bf16Gemm,
             Op::TopKRouter,
             Op::SwigluClamped,
+            Op::Combine,
         ],
         BlockSpec::Head(_) => &[Op::RmsNorm, Op::Quantize, Op::Affine4Gemv, Op::Affine4Gemm],
     }

@@ -107,7 +107,6 @@ impl Sizes {
 pub(super) struct Pair {
     pub(super) expert: u32,
     pub(super) token: u32,
-    pub(super) weight: f32,
 }
 
 /// What one thread writes.

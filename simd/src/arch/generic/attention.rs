@@ -136,7 +136,6 @@ struct Run<'a> {
 
 impl Run<'_> {
     #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "the slices of a state and a cache, each once")]
     fn all<T: Element, const N: usize, const FUSED: bool>(
         &self,
         keys: &[T],

@@ -1,4 +1,4 @@
-//! Norm, gate and rotation: one pass over a vector each.
+//! Norm, gate, rotation and weighted sum: one pass over a vector each.
 
 use crate::arch::generic::dot;
 use crate::arch::generic::exp::exp;
@@ -46,5 +46,34 @@ pub(crate) fn rope(x: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, rest) = x.split_at_mut(cos.len());
     for (((a, b), cos), sin) in first.iter_mut().zip(rest).zip(cos).zip(sin) {
         (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    }
+}
+
+/// Columns whose sums stay in registers.
+const SUMS: usize = 64;
+
+/// `out += Σ weights[i] * y[rows[i]]`, `y` f32 `[n, out.len()]`: the sum first, ascending from 0. All rows are read side by side, so that
+/// more of memory is asked for at a time.
+#[inline(always)]
+pub(crate) fn combine(y: &[f32], rows: &[u32], weights: &[f32], out: &mut [f32]) {
+    let cols = out.len();
+    let row = |i: u32| &y[i as usize * cols..][..cols];
+    let (chunks, tail) = out.as_chunks_mut::<SUMS>();
+    for (c, out) in chunks.iter_mut().enumerate() {
+        let mut sums = [0.0f32; SUMS];
+        for (&i, &weight) in rows.iter().zip(weights) {
+            let y: &[f32; SUMS] = row(i)[c * SUMS..].first_chunk().expect("a row is as long as the output");
+            for l in 0..SUMS {
+                sums[l] += weight * y[l];
+            }
+        }
+        for l in 0..SUMS {
+            out[l] += sums[l];
+        }
+    }
+    let first = cols - tail.len();
+    for (c, out) in (first..).zip(tail) {
+        let sum = rows.iter().zip(weights).fold(0.0, |sum, (&i, &weight)| sum + weight * row(i)[c]);
+        *out += sum;
     }
 }

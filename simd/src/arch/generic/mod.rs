@@ -93,6 +93,8 @@ macro_rules! dense_table {
                 x: &mut [f32], weight: &[f32], eps: f32);
             $crate::arch::generic::elementwise::swiglu_clamped as fn swiglu_clamped(
                 gate: &[f32], up: &[f32], gate_max: f32, up_abs_max: f32, out: &mut [f32]);
+            $crate::arch::generic::elementwise::combine as fn combine(
+                y: &[f32], rows: &[u32], weights: &[f32], out: &mut [f32]);
             $crate::arch::generic::elementwise::rope as fn rope(x: &mut [f32], cos: &[f32], sin: &[f32]);
             $crate::arch::generic::softmax::softmax as fn softmax(x: &mut [f32]);
             $crate::arch::generic::router::top_k_router as fn top_k_router(
