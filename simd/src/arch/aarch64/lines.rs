@@ -8,17 +8,15 @@ macro_rules! lines {
         use super::add_dot;
         use crate::arch::aarch64::load_u8;
         use crate::arch::generic::attention::{PREFETCH, prefetch};
-        use crate::arch::generic::attention_q8::{Coefficients, Line, Sums};
+        use crate::arch::generic::attention_q8::{Coefficients, Line, Sums, of_lines};
 
         /// As the scalar `dot_lines`. Half a line at a time: 16 of 32 registers are sums.
         #[inline]
         #[target_feature(enable = $features)]
         pub(super) fn dot_lines(lines: &[Line], coefficients: &Coefficients, first: usize, sums: &mut Sums) {
             let these = first..first + lines.len();
-            let [a, b, c, d] = &coefficients.high;
-            let upper = [&a[these.clone()], &b[these.clone()], &c[these.clone()], &d[these.clone()]];
-            let [a, b, c, d] = &coefficients.low;
-            let lower = [&a[these.clone()], &b[these.clone()], &c[these.clone()], &d[these.clone()]];
+            let upper = of_lines(&coefficients.high, these.clone());
+            let lower = of_lines(&coefficients.low, these);
             let zero = vdupq_n_s32(0);
             for half in 0..2 {
                 let (mut high, mut low) = ([[zero; 2]; 4], [[zero; 2]; 4]);

@@ -7,6 +7,8 @@
 //! Keys and values have one shape: lines of 16 lanes, each with four bytes that meet four coefficients. In a line of keys lanes
 //! are positions and the four are dimensions, in one of values the other way round. So an instruction set has one kernel, `dot_lines`.
 
+use std::ops::Range;
+
 use super::attention::softmax;
 use crate::kv::{KV_BLOCK, KV_PART, KvSlice, Q8_DIMS, Q8_MAX_DIM, q8_dims};
 
@@ -80,6 +82,13 @@ impl Coefficients {
             *high = ((*word - i16::from(*low)) >> 8) as i8;
         }
     }
+}
+
+/// Of each head what meets some lines.
+#[inline(always)]
+pub(crate) fn of_lines<T>(heads: &[[T; MAX_LINES]; HEADS], lines: Range<usize>) -> [&[T]; HEADS] {
+    let [a, b, c, d] = heads;
+    [&a[lines.clone()], &b[lines.clone()], &c[lines.clone()], &d[lines]]
 }
 
 /// As [`attention_part`](super::attention::attention_part). `dot_lines` sets its last argument to `Σ (line - 128) * coefficient` for lines that

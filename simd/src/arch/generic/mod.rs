@@ -105,6 +105,13 @@ macro_rules! dense_table {
                 state: &[f32], head_dim: usize, out: &mut [f32]);
         }
 
+        $crate::arch::generic::attention_shell!($($attribute)*);
+    };
+}
+
+/// The attention of a `dense.rs`, with its `FUSED` and the `lines.rs` beside it.
+macro_rules! attention_shell {
+    ($($attribute:tt)*) => {
         $($attribute)*
         pub(crate) fn attention_part(
             queries: &[f32],
@@ -129,4 +136,4 @@ macro_rules! dense_table {
     };
 }
 
-pub(crate) use {dense_shell, dense_shells, dense_table};
+pub(crate) use {attention_shell, dense_shell, dense_shells, dense_table};

@@ -5,7 +5,7 @@ macro_rules! lines_of_bytes {
     ($features:literal) => {
         use super::*;
         use crate::arch::generic::attention::{PREFETCH, prefetch};
-        use crate::arch::generic::attention_q8::{Coefficients, Line, Sums};
+        use crate::arch::generic::attention_q8::{Coefficients, Line, Sums, of_lines};
         use crate::arch::x86_64::take_128;
 
         /// As the scalar `dot_lines`.
@@ -13,10 +13,8 @@ macro_rules! lines_of_bytes {
         #[target_feature(enable = $features)]
         pub(super) fn dot_lines(lines: &[Line], coefficients: &Coefficients, first: usize, sums: &mut Sums) {
             let these = first..first + lines.len();
-            let [a, b, c, d] = &coefficients.high;
-            let upper = [&a[these.clone()], &b[these.clone()], &c[these.clone()], &d[these.clone()]];
-            let [a, b, c, d] = &coefficients.low;
-            let lower = [&a[these.clone()], &b[these.clone()], &c[these.clone()], &d[these.clone()]];
+            let upper = of_lines(&coefficients.high, these.clone());
+            let lower = of_lines(&coefficients.low, these);
             for v in 0..LINE_VECTORS {
                 let (mut high, mut low) = ([zero(); 4], [zero(); 4]);
                 for (i, line) in lines.iter().enumerate() {
@@ -41,16 +39,14 @@ macro_rules! lines_of_words {
     ($features:literal) => {
         use super::*;
         use crate::arch::generic::attention::{PREFETCH, prefetch};
-        use crate::arch::generic::attention_q8::{Coefficients, Line, Sums};
+        use crate::arch::generic::attention_q8::{Coefficients, Line, Sums, of_lines};
         use crate::arch::x86_64::take_128;
 
         /// As the scalar `dot_lines`.
         #[inline]
         #[target_feature(enable = $features)]
         pub(super) fn dot_lines(lines: &[Line], coefficients: &Coefficients, first: usize, sums: &mut Sums) {
-            let these = first..first + lines.len();
-            let [a, b, c, d] = &coefficients.words;
-            let words = [&a[these.clone()], &b[these.clone()], &c[these.clone()], &d[these.clone()]];
+            let words = of_lines(&coefficients.words, first..first + lines.len());
             for v in 0..LINE_VECTORS {
                 let mut pairs = [[zero(); 2]; 4];
                 for (i, line) in lines.iter().enumerate() {
