@@ -1,5 +1,7 @@
 //! Keys and values of one kv head, as the attention kernels read them.
 
+use crate::arch::generic::quantize::{ROUND, scale_of};
+
 /// Keys whose dimensions are interleaved: a block of keys is `[head_dim, 16]`, so that a vector holds the same
 /// dimension of 16 positions and a score needs no sum across lanes.
 pub const KV_BLOCK: usize = 16;
@@ -43,7 +45,7 @@ pub fn q8_value_at(position: usize, d: usize) -> usize {
 /// # Panics
 /// If `part` does not hold the position.
 pub fn put_q8_key(key: &[f32], position: usize, part: &mut [u8]) -> f32 {
-    let (scale, inverse) = q8_scale(key);
+    let (scale, inverse) = scale_of(key, 127.0);
     for (i, four) in key.chunks(4).enumerate() {
         let at = q8_key_at(position, 4 * i, key.len());
         for (to, x) in part[at..].iter_mut().zip(four) {
@@ -58,7 +60,7 @@ pub fn put_q8_key(key: &[f32], position: usize, part: &mut [u8]) -> f32 {
 /// # Panics
 /// If `part` does not hold the position.
 pub fn put_q8_value(value: &[f32], position: usize, part: &mut [u8]) -> f32 {
-    let (scale, inverse) = q8_scale(value);
+    let (scale, inverse) = scale_of(value, 127.0);
     for (i, group) in value.chunks(Q8_DIMS).enumerate() {
         let at = q8_value_at(position, Q8_DIMS * i);
         for (to, x) in part[at..].iter_mut().step_by(4).zip(group) {
@@ -68,19 +70,9 @@ pub fn put_q8_value(value: &[f32], position: usize, part: &mut [u8]) -> f32 {
     scale
 }
 
-fn q8_scale(head: &[f32]) -> (f32, f32) {
-    // As integers, magnitudes order as floats do, with infinity and NaN on top.
-    let largest = head.iter().fold(0u32, |largest, x| largest.max(x.to_bits() & 0x7fff_ffff));
-    let largest = f32::from_bits(largest);
-    if !largest.is_finite() {
-        return (f32::NAN, 0.0);
-    }
-    if largest < 2.0f32.powi(-100) { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) }
-}
-
-/// Nearest of -127..=127, half to even, plus 128. Adding 1.5 * 2^23 leaves the rounded integer in the low bits of the sum.
+/// Nearest of -127..=127, half to even, plus 128.
 fn q8(x: f32) -> u8 {
-    (x + 12_582_912.0).to_bits() as u8 ^ 128
+    (x + ROUND).to_bits() as u8 ^ 128
 }
 
 /// Positions that are looked at together; a part starts at a multiple of this.

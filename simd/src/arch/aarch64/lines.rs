@@ -7,8 +7,9 @@ macro_rules! lines {
 
         use super::add_dot;
         use crate::arch::aarch64::load_u8;
-        use crate::arch::generic::attention::{PREFETCH, prefetch};
+        use crate::arch::generic::attention::PREFETCH;
         use crate::arch::generic::attention_q8::{Coefficients, Line, Sums, of_lines};
+        use crate::arch::generic::prefetch;
 
         /// As the scalar `dot_lines`. Half a line at a time: 16 of 32 registers are sums.
         #[inline]

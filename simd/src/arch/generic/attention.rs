@@ -13,9 +13,9 @@ use std::ops::Range;
 
 use crate::KvSlice;
 use crate::activation::LANES;
+use crate::arch::generic::attention_q8::{Coefficients, Line, Q8, Sums, attention_part_q8};
 use crate::arch::generic::exp::exp;
-pub(crate) use crate::arch::generic::prefetch;
-use crate::arch::generic::tree;
+use crate::arch::generic::{prefetch, tree};
 use crate::kv::{KV_BLOCK, KV_DIMS, KV_LEAST, KV_PART, Kv};
 
 /// How far ahead of a stream of keys or values to prefetch, bytes: the machine's own prefetching ends with a page.
@@ -82,7 +82,7 @@ impl Element for u16 {
 
 /// Fills `state`, `[n_queries, head_dim]` sums, then `[n_queries]` largest scores and `[n_queries]` sums of weights,
 /// for the keys `first..` of `kv`, whose first position is a multiple of [`KV_PART`]. `weights` is `[n_queries, KV_PART]`. If
-/// `FUSED`, by fused multiply-adds where that changes no bit.
+/// `FUSED`, by fused multiply-adds where that changes no bit. `dot_lines`: [`attention_part_q8`].
 #[inline(always)]
 pub(crate) fn attention_part<const FUSED: bool>(
     queries: &[f32],
@@ -91,43 +91,22 @@ pub(crate) fn attention_part<const FUSED: bool>(
     scale: f32,
     weights: &mut [f32],
     state: &mut [f32],
+    dot_lines: impl Fn(&[Line], &Coefficients, usize, &mut Sums),
 ) {
     let KvSlice { kv, n_keys, head_dim } = *kv;
-    let keys = first..n_keys;
-    let n_queries = queries.len() / head_dim;
-    let (sums, rest) = state.split_at_mut(queries.len());
-    let (largest, totals) = rest.split_at_mut(n_queries);
-    let weights = weights.as_chunks_mut::<KV_PART>().0;
-    let mut done = 0;
-    while done < n_queries {
-        let n = if n_queries - done >= 4 { 4 } else { 1 };
-        let group = done..done + n;
-        let queries = &queries[done * head_dim..][..n * head_dim];
-        let sums = &mut sums[done * head_dim..][..n * head_dim];
-        let (weights, largest, totals) =
-            (&mut weights[group.clone()], &mut largest[group.clone()], &mut totals[group]);
-        let run = Run { queries, keys: keys.clone(), head_dim, scale };
-        match (kv, n) {
-            (Kv::F32 { keys, values }, 4) => {
-                run.all::<f32, 4, false>(keys, values, weights, largest, totals, sums)
-            }
-            (Kv::F32 { keys, values }, _) => {
-                run.all::<f32, 1, false>(keys, values, weights, largest, totals, sums)
-            }
-            (Kv::Bf16 { keys, values }, 4) => {
-                run.all::<u16, 4, FUSED>(keys, values, weights, largest, totals, sums)
-            }
-            (Kv::Bf16 { keys, values }, _) => {
-                run.all::<u16, 1, FUSED>(keys, values, weights, largest, totals, sums)
-            }
-            (Kv::Q8 { .. }, _) => unreachable!("attention_q8 has its own"),
+    let run = Run { queries, keys: first..n_keys, head_dim, scale };
+    match kv {
+        Kv::F32 { keys, values } => run.in_groups::<f32, false>(keys, values, weights, state),
+        Kv::Bf16 { keys, values } => run.in_groups::<u16, FUSED>(keys, values, weights, state),
+        Kv::Q8 { keys, key_scales, values, value_scales } => {
+            let cache = Q8 { keys, key_scales, values, value_scales };
+            attention_part_q8(queries, cache, run.keys, head_dim, scale, weights, state, dot_lines);
         }
-        done += n;
     }
 }
 
 struct Run<'a> {
-    /// `[N, head_dim]`.
+    /// `[n, head_dim]`.
     queries: &'a [f32],
     keys: Range<usize>,
     head_dim: usize,
@@ -135,6 +114,38 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    /// Four query heads at a time, then one.
+    #[inline(always)]
+    fn in_groups<T: Element, const FUSED: bool>(
+        &self,
+        keys: &[T],
+        values: &[T],
+        weights: &mut [f32],
+        state: &mut [f32],
+    ) {
+        let head_dim = self.head_dim;
+        let n_queries = self.queries.len() / head_dim;
+        let (sums, rest) = state.split_at_mut(self.queries.len());
+        let (largest, totals) = rest.split_at_mut(n_queries);
+        let weights = weights.as_chunks_mut::<KV_PART>().0;
+        let mut done = 0;
+        while done < n_queries {
+            let n = if n_queries - done >= 4 { 4 } else { 1 };
+            let group = done..done + n;
+            let queries = &self.queries[done * head_dim..][..n * head_dim];
+            let sums = &mut sums[done * head_dim..][..n * head_dim];
+            let (weights, largest, totals) =
+                (&mut weights[group.clone()], &mut largest[group.clone()], &mut totals[group]);
+            let run = Run { queries, keys: self.keys.clone(), ..*self };
+            match n {
+                4 => run.all::<T, 4, FUSED>(keys, values, weights, largest, totals, sums),
+                _ => run.all::<T, 1, FUSED>(keys, values, weights, largest, totals, sums),
+            }
+            done += n;
+        }
+    }
+
+    /// `N` query heads.
     #[inline(always)]
     fn all<T: Element, const N: usize, const FUSED: bool>(
         &self,

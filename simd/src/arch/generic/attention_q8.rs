@@ -10,7 +10,8 @@
 use std::ops::Range;
 
 use super::attention::softmax;
-use crate::kv::{KV_BLOCK, KV_PART, KvSlice, Q8_DIMS, Q8_MAX_DIM, q8_dims};
+use super::quantize::{ROUND, scale_of};
+use crate::kv::{KV_BLOCK, KV_PART, Q8_DIMS, Q8_MAX_DIM, q8_dims};
 
 /// Query heads at a time.
 const HEADS: usize = 4;
@@ -27,12 +28,6 @@ const LARGEST: i16 = 127 * 256 + 127;
 /// Most lines that are added up: four dimensions each, or four positions of a part.
 const MAX_LINES: usize = KV_PART / 4;
 const _: () = assert!(Q8_MAX_DIM <= 4 * MAX_LINES);
-
-/// A head whose largest magnitude is below this is zeros.
-const SMALLEST: f32 = f32::from_bits((127 - 100) << 23);
-
-/// Adding 1.5 * 2^23 leaves the rounded integer in the low bits of the sum (half to even).
-const ROUND: f32 = 12_582_912.0;
 
 /// Elements and scales of keys and values, as in [`crate::Kv::Q8`].
 #[derive(Clone, Copy)]
@@ -60,14 +55,9 @@ impl Coefficients {
     /// Head `head` becomes `x`, rounded, with zeros after it to a whole line. NaN or infinity makes the scale NaN.
     #[inline(always)]
     fn set(&mut self, head: usize, x: &[f32]) {
-        // As integers, magnitudes order as floats do, with infinity and NaN on top.
-        let largest = x.iter().fold(0u32, |largest, x| largest.max(x.to_bits() & 0x7fff_ffff));
-        let largest = f32::from_bits(largest);
-        let usable = largest.is_finite() && largest >= SMALLEST;
-        let limit = f32::from(LARGEST);
-        let inverse = if usable { limit / largest } else { 0.0 };
-        let keep = if usable { u32::MAX } else { 0 };
-        self.scales[head] = if usable { largest / limit } else { 0.0 * largest };
+        let inverse;
+        (self.scales[head], inverse) = scale_of(x, f32::from(LARGEST));
+        let keep = if inverse == 0.0 { 0 } else { u32::MAX };
         let n = x.len().next_multiple_of(4);
         let words = &mut self.words[head].as_flattened_mut()[..n];
         words[x.len()..].fill(0);
@@ -91,7 +81,7 @@ pub(crate) fn of_lines<T>(heads: &[[T; MAX_LINES]; HEADS], lines: Range<usize>) 
     [&a[lines.clone()], &b[lines.clone()], &c[lines.clone()], &d[lines]]
 }
 
-/// As [`attention_part`](super::attention::attention_part). `dot_lines` sets its last argument to `Σ (line - 128) * coefficient` for lines that
+/// As [`attention_part`](super::attention::attention_part), over `keys` of `cache`. `dot_lines` sets its last argument to `Σ (line - 128) * coefficient` for lines that
 /// meet the coefficients from its third argument on.
 #[inline(always)]
 #[expect(
@@ -100,16 +90,15 @@ pub(crate) fn of_lines<T>(heads: &[[T; MAX_LINES]; HEADS], lines: Range<usize>) 
 )]
 pub(crate) fn attention_part_q8(
     queries: &[f32],
-    kv: &KvSlice<'_>,
     cache: Q8<'_>,
-    first: usize,
+    keys: Range<usize>,
+    head_dim: usize,
     scale: f32,
     weights: &mut [f32],
     state: &mut [f32],
     dot_lines: impl Fn(&[Line], &Coefficients, usize, &mut Sums),
 ) {
-    let KvSlice { kv: _, n_keys, head_dim } = *kv;
-    let (keys, dims) = (first..n_keys, q8_dims(head_dim));
+    let dims = q8_dims(head_dim);
     let n_queries = queries.len() / head_dim;
     let (sums, rest) = state.split_at_mut(queries.len());
     let (largest, totals) = rest.split_at_mut(n_queries);

@@ -121,16 +121,9 @@ macro_rules! attention_shell {
             weights: &mut [f32],
             state: &mut [f32],
         ) {
-            use $crate::arch::generic::attention_q8::{Q8, attention_part_q8};
-            use super::lines::dot_lines;
-            let $crate::Kv::Q8 { keys, key_scales, values, value_scales } = kv.kv else {
-                return $crate::arch::generic::attention::attention_part::<FUSED>(
-                    queries, kv, first, scale, weights, state);
-            };
-            let cache = Q8 { keys, key_scales, values, value_scales };
-            attention_part_q8(
-                queries, kv, cache, first, scale, weights, state,
-                |lines, coefficients, first, sums| dot_lines(lines, coefficients, first, sums),
+            $crate::arch::generic::attention::attention_part::<FUSED>(
+                queries, kv, first, scale, weights, state,
+                |lines, coefficients, first, sums| super::lines::dot_lines(lines, coefficients, first, sums),
             );
         }
     };

@@ -10,7 +10,23 @@ use crate::arch::generic::tree;
 
 const SMALLEST: f32 = f32::from_bits((127 - 100) << 23);
 /// Adding 1.5 * 2^23 leaves the rounded integer in the low bits of the sum (half to even).
-const ROUND: f32 = 12_582_912.0;
+pub(crate) const ROUND: f32 = 12_582_912.0;
+
+/// What an integer of 1 stands for if the largest magnitude of `x` is to become `limit`, and the inverse of that: by the rules above, zeros
+/// for what is small, and a NaN with the inverse 0.
+#[inline(always)]
+pub(crate) fn scale_of(x: &[f32], limit: f32) -> (f32, f32) {
+    // As integers, magnitudes order as floats do, with infinity and NaN on top.
+    let largest = x.iter().fold(0u32, |largest, x| largest.max(x.to_bits() & 0x7fff_ffff));
+    let largest = f32::from_bits(largest);
+    if !largest.is_finite() {
+        (f32::NAN, 0.0)
+    } else if largest < SMALLEST {
+        (0.0, 0.0)
+    } else {
+        (largest / limit, limit / largest)
+    }
+}
 
 /// `x` f32 `[cols]` to `q` i8 `[padded]`, `scales` f32 `[scales_len]`, `offsets` f32 `[offsets_len]`.
 #[inline(always)]

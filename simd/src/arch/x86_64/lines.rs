@@ -4,8 +4,9 @@
 macro_rules! lines_of_bytes {
     ($features:literal) => {
         use super::*;
-        use crate::arch::generic::attention::{PREFETCH, prefetch};
+        use crate::arch::generic::attention::PREFETCH;
         use crate::arch::generic::attention_q8::{Coefficients, Line, Sums, of_lines};
+        use crate::arch::generic::prefetch;
         use crate::arch::x86_64::take_128;
 
         /// As the scalar `dot_lines`.
@@ -38,8 +39,9 @@ macro_rules! lines_of_bytes {
 macro_rules! lines_of_words {
     ($features:literal) => {
         use super::*;
-        use crate::arch::generic::attention::{PREFETCH, prefetch};
+        use crate::arch::generic::attention::PREFETCH;
         use crate::arch::generic::attention_q8::{Coefficients, Line, Sums, of_lines};
+        use crate::arch::generic::prefetch;
         use crate::arch::x86_64::take_128;
 
         /// As the scalar `dot_lines`.

@@ -22,6 +22,9 @@ type Sums = int32x4_t;
 // SAFETY: any bits are four integers.
 const ZERO: Sums = unsafe { std::mem::transmute([0i32; 4]) };
 
+// The name that plain NEON has for sums of lanes, which its `dot` does not give.
+use self::dot as add_dot;
+
 /// Adds 16 products, four to each lane. `vdotq_s32` is not in stable Rust.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
@@ -44,11 +47,4 @@ fn dot(mut sums: Sums, codes: int8x16_t, q: int8x16_t) -> Sums {
 #[target_feature(enable = "neon")]
 fn lane_sums(sums: Sums) -> int32x4_t {
     sums
-}
-
-/// [`dot`], under the name that plain NEON has for sums of lanes.
-#[inline]
-#[target_feature(enable = "neon,dotprod")]
-fn add_dot(sums: int32x4_t, values: int8x16_t, q: int8x16_t) -> int32x4_t {
-    dot(sums, values, q)
 }
