@@ -4,7 +4,7 @@
 //! bytes: the bound of the same run. Rows times several tokens, and attention, are multiply-adds a second (`elem/s`).
 //! Machines differ by 20 % from one minute to the next, so compare within a run.
 //!
-//! `cargo bench -p samara-simd --bench kernels`
+//! `cargo bench -p samara-benches --bench kernels`
 
 use std::hint::black_box;
 use std::time::Duration;

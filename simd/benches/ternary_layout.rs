@@ -4,7 +4,7 @@
 //! more of them than the caches hold; `crate` is the kernel as shipped. `read` only loads the bytes: the
 //! bound of the same run. Machines differ by 20 % from one minute to the next, so compare within a run.
 //!
-//! `cargo bench -p samara-simd --bench ternary_layout`
+//! `cargo bench -p samara-benches --bench ternary_layout`
 
 #[cfg(target_arch = "x86_64")]
 mod layout;

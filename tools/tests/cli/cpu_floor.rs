@@ -1,7 +1,7 @@
 //! The same results on every CPU, and no instruction that a CPU lacks.
 //!
 //! What this machine cannot be, an emulator is: old CPUs, and one whose operating system does not save the registers of
-//! the instructions that it reports. `simd/tests/emulated_cpus.rs` shows that the emulator is what it claims.
+//! the instructions that it reports. `simd/tests/kernels/emulated_cpus.rs` shows that the emulator is what it claims.
 
 use xxhash_rust::xxh3::xxh3_128;
 

@@ -36,21 +36,12 @@ const COMMANDS: [&str; 7] =
 const LIBRARIES: [&str; 5] = ["--lib", "--test", "[!c]*", "--test", "c[!l]*"];
 
 /// Tests of the kernels, and the unit tests of all that they are made of.
-const KERNELS: [&str; 9] = [
-    "contract",
-    "definition",
-    "exp",
-    "format_layout",
-    "isa_equals_scalar",
-    "samara_converter",
-    "samara_format",
-    "samara_pool",
-    "samara_runtime",
-];
+const KERNELS: [&str; 5] = ["kernels", "samara_converter", "samara_format", "samara_pool", "samara_runtime"];
 
 /// The packages of the product. They are always built together: alone, some would have other features of what they depend on, and
 /// all of that would be built again.
-const PACKAGES: [&str; 5] = ["--workspace", "--exclude", "xtask", "--exclude", "samara-shaders"];
+const PACKAGES: [&str; 7] =
+    ["--workspace", "--exclude", "xtask", "--exclude", "samara-shaders", "--exclude", "samara-benches"];
 
 /// Our own code has its assertions where it is tested on this machine; what it depends on stays that of a release, says Cargo.toml.
 const ASSERTIONS: [&str; 2] =
@@ -277,10 +268,10 @@ fn windows(checks: &mut Checks) -> Result<()> {
     let missing = || anyhow!("a GPU: xvfb-run is not installed (on Debian: apt install xvfb xauth)");
     let screen = screen.exists().then_some(screen).ok_or_else(missing);
     if let Some(screen) = checks.tallies.wanted(name, screen)? {
-        let gpu = tests.iter().find(|program| program.is("gpu")).context("there is no test called gpu")?;
+        let models = tests.iter().find(|program| program.is("models"));
+        let models = models.context("there is no test called models")?;
         commands.push(wine.stop());
-        let mut close = gpu.command(&[screen, Path::new("-a"), &wine.program], &["gpu_is_close"]);
-        // The longest sequences are run natively, by the same kernels.
+        let mut close = models.command(&[screen, Path::new("-a"), &wine.program], &["gpu_is_close"]);
         close.env("SAMARA_EMULATED", "1");
         commands.push(close);
     }

@@ -1,5 +1,4 @@
 //! Chat templates: the golden renderings byte for byte, and control tokens that only the template can make.
-#![expect(clippy::unwrap_used, reason = "a fixture or setting that fails here fails the test")]
 
 use samara_runtime::{
     ChatTemplate, Content, Message, Part, Piece, RenderOptions, Specials, TextError, Tokenizer,

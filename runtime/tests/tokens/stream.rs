@@ -1,5 +1,4 @@
 //! Streams: whatever the token boundaries, the same text comes out, cut at the same place.
-#![expect(clippy::unwrap_used, reason = "a fixture or setting that fails here fails the test")]
 
 use proptest::prelude::*;
 use samara_runtime::{Event, ReasoningSplit, TextError, TextStream};

@@ -1,5 +1,4 @@
 //! How often each token comes: the drawn frequencies fit the distribution, and a seed decides them.
-#![expect(clippy::unwrap_used, reason = "a fixture or setting that fails here fails the test")]
 
 use samara_runtime::{Sampler, SamplerSpec};
 

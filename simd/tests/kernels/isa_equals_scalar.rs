@@ -1,9 +1,7 @@
 //! Every kernel of every instruction set this machine has returns the scalar kernel's bits, and the
 //! comparison notices a fault in any of them.
 
-mod common;
-
-use common::{ActivationRows, Activations, Affine4, Bf16, Random, Ternary};
+use super::common::{ActivationRows, Activations, Affine4, Bf16, Random, Ternary};
 use proptest::prelude::*;
 use samara_simd::{
     Isa, KV_BLOCK, KV_LEAST, KV_PART, Kernels, Kv, KvSlice, Op, attention_state_len, q8_dims, q8_key_at,

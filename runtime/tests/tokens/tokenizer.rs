@@ -1,6 +1,5 @@
 //! Ids equal those of the Hugging Face tokenizer, control tokens come only on request, and a file that says
 //! something this version does not understand is refused by the name of the field.
-#![expect(clippy::unwrap_used, reason = "a fixture or setting that fails here fails the test")]
 
 use samara_runtime::{Piece, Specials, TextError, Tokenizer};
 use serde_json::{Value, json};

@@ -1,8 +1,6 @@
 //! The bytes the kernels are tested on are the bytes that the format's packers write.
 
-mod common;
-
-use common::{Affine4, Bf16, Random, Ternary};
+use super::common::{Affine4, Bf16, Random, Ternary};
 use samara_format::{Affine4Layout, Bf16PanelLayout, TernaryLayout};
 
 #[test]

@@ -1,5 +1,4 @@
 //! Drawing from the likeliest tokens alone: the same token as from all logits, with the same random numbers.
-#![expect(clippy::unwrap_used, reason = "settings that fail here fail the test")]
 
 use proptest::prelude::*;
 use samara_runtime::{MAX_CANDIDATES, Sampler, SamplerSpec};

@@ -1,7 +1,5 @@
 //! Random rows in the file's layouts, packed here by the plain index formulas of the layouts.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
 use samara_simd::{
     Affine4Rows, Bf16Rows, Kernels, QuantizedRow, QuantizedRows, TernaryRows, offsets_len, padded_cols,
     scales_len,

@@ -3,8 +3,6 @@
 //!
 //! The tests start themselves again in the emulator, with a word that says what to do in it.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use std::arch::x86_64::__cpuid_count;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
@@ -72,7 +70,7 @@ fn the_kernels_chosen_are_those_that_cpu_and_system_offer() {
         ("max,x-force-features=on,+avx-vnni", "avx2 avxvnni osxsave ", "avx-vnni"),
         ("max,x-force-features=on,+avx-vnni,-xsave", "avx2 avxvnni ", "scalar"),
     ] {
-        let test = "the_kernels_chosen_are_those_that_cpu_and_system_offer";
+        let test = "emulated_cpus::the_kernels_chosen_are_those_that_cpu_and_system_offer";
         let Some(output) = emulate(cpu, test, "look") else { return };
         let said = String::from_utf8_lossy(&output.stdout);
         let want = format!("found {features}: {isa}\n");
@@ -107,7 +105,7 @@ fn an_instruction_that_is_not_there_ends_the_process() {
         (NO_OS_SUPPORT, "avx2", false),
         (NO_OS_SUPPORT, "avx512f", false),
     ] {
-        let test = "an_instruction_that_is_not_there_ends_the_process";
+        let test = "emulated_cpus::an_instruction_that_is_not_there_ends_the_process";
         let Some(output) = emulate(cpu, test, instruction) else { return };
         let ran = String::from_utf8_lossy(&output.stdout).contains(&format!("ran {instruction}"));
         let killed = output.status.signal() == Some(SIGILL);

@@ -1,9 +1,7 @@
 //! The scalar kernels against the same sums in f64, within bounds that follow from the number of f32
 //! operations a term passes through, and the rules of each operation as tables.
 
-mod common;
-
-use common::{Activations, Affine4, Bf16, Random, Ternary, bf16};
+use super::common::{Activations, Affine4, Bf16, Random, Ternary, bf16};
 use samara_simd::{
     KV_BLOCK, KV_PART, Kernels, Kv, KvSlice, attention_state_len, put_q8_key, put_q8_value, q8_dims,
     q8_key_at, q8_value_at, read, value_at,

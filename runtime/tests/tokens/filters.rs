@@ -1,5 +1,4 @@
 //! What each step of the sampler keeps, on tables small enough to check by hand, and what it refuses.
-#![expect(clippy::unwrap_used, reason = "a fixture or setting that fails here fails the test")]
 
 use samara_runtime::{SampleError, Sampler, SamplerSpec};
 

@@ -1,7 +1,7 @@
 //! The exponential against that of f64. Its source is compiled here: the crate has no tests of its own, so that its kernels, which take
 //! long to compile, are not compiled for them a second time.
 
-#[path = "../src/arch/generic/exp.rs"]
+#[path = "../../src/arch/generic/exp.rs"]
 mod generic;
 
 use generic::exp;
