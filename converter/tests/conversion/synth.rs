@@ -76,6 +76,10 @@ fn flashhead_data_are_in_the_small_and_awkward_sizes_too() {
 
 #[test]
 fn the_flashhead_file_of_full_size_has_the_published_payload() {
+    // It would take an emulated machine ten seconds.
+    if emulated() {
+        return;
+    }
     // All clusters and tokens with a narrow residual; the bytes of a centroid grow by 4 bits an input and 4 a group.
     let full = SynthSpec::full(SynthLayout::Mlx2Bit);
     let spec = SynthSpec { hidden_size: 128, n_layers: 1, n_experts: 1, n_experts_used: 1, ..full };

@@ -140,7 +140,7 @@ fn probed_clusters_and_forced_tokens_have_their_logits() {
     for device in [Device::Cpu, Device::Reference] {
         for n_probes in [1, 14, N_CLUSTERS] {
             let mut engine = engine(&model, device, HeadKind::Flash, n_probes);
-            each(&mut engine, &texts()[0][..if emulated() { 4 } else { 40 }], 1, |position, exact, head| {
+            each(&mut engine, &texts()[0][..if emulated() { 2 } else { 40 }], 1, |position, exact, head| {
                 let rows: Vec<Range<usize>> = (0..N_CLUSTERS)
                     .map(|cluster| cluster * CLUSTER..(cluster + 1) * CLUSTER)
                     .filter(|rows| rows.clone().all(|row| head[map[row]] > f32::NEG_INFINITY))
@@ -161,7 +161,7 @@ fn both_backends_probe_the_same_clusters() {
     let of = |device| {
         let mut all = Vec::new();
         let mut engine = engine(&model(Fixture::Tiny), device, HeadKind::Flash, 0);
-        each(&mut engine, &texts()[0][..if emulated() { 10 } else { 100 }], 1, |_, exact, head| {
+        each(&mut engine, &texts()[0][..if emulated() { 4 } else { 100 }], 1, |_, exact, head| {
             all.push((
                 argmax(exact),
                 argmax(head),

@@ -89,11 +89,13 @@ fn a_prompt_is_the_same_from_everywhere() {
         &["-t", "1"],
         &["--device", "cpu"],
     ];
-    for more in if emulated() { &options[..3] } else { &options[..] } {
+    for more in if emulated() { &options[..2] } else { &options[..] } {
         check(run(args.iter().chain(&["-p", "Capital of Greece?"]).chain(*more)));
     }
-    // The reference computes something else, but not here.
-    check(run(args.iter().chain(&["-p", "Capital of Greece?", "--device", "reference"])));
+    // The reference computes something else, but not here. It would take an emulated machine as long as all of this.
+    if !emulated() {
+        check(run(args.iter().chain(&["-p", "Capital of Greece?", "--device", "reference"])));
+    }
     let hidden = ask(&["-p", "Capital of Greece?", "--temp", "0", "--hide-reasoning"]).expect(0);
     assert_eq!(hidden.out, "The capital of Greece is Athens.\n");
 }

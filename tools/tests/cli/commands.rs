@@ -251,7 +251,8 @@ fn the_context_that_is_too_large_for_a_machine_is_refused_not_tried() {
 fn perplexity_is_the_same_on_any_number_of_threads() {
     let dir = folder();
     let text = dir.path().join("text.txt");
-    fs::write(&text, "The capital of Greece is Athens. A samara is a winged seed. é漢🦙\n".repeat(6))
+    let (times, window, least) = if emulated() { (2, "16", 30.0) } else { (6, "64", 100.0) };
+    fs::write(&text, "The capital of Greece is Athens. A samara is a winged seed. é漢🦙\n".repeat(times))
         .expect("written");
     let score = |more: &[&str]| {
         let mut json =
@@ -262,16 +263,19 @@ fn perplexity_is_the_same_on_any_number_of_threads() {
     };
     let one = score(&["-t", "1"]);
     let (tokens, nll) = (number(&one["tokens"]), number(&one["nll"]));
-    assert!(tokens > 100.0 && nll > 0.0 && nll < 20.0, "{one}");
+    assert!(tokens > least && nll > 0.0 && nll < 20.0, "{one}");
     assert!((number(&one["perplexity"]) - nll.exp()).abs() < 1e-9 * nll.exp(), "{one}");
     assert_eq!(one["corpus_hash"].as_str().expect("text").len(), 32);
     for threads in ["3", "8"] {
         assert_eq!(score(&["-t", threads]), one, "{threads} threads");
     }
-    // Windows of 64 tokens: each has a first token that nothing predicts.
-    let windows = score(&["--ctx", "64"]);
+    // Windows: each has a first token that nothing predicts.
+    let windows = score(&["--ctx", window]);
     let n_tokens = tokens + 1.0;
-    assert_eq!(number(&windows["tokens"]), n_tokens - (n_tokens / 64.0).ceil());
+    assert_eq!(
+        number(&windows["tokens"]),
+        n_tokens - (n_tokens / window.parse::<f64>().expect("a number")).ceil()
+    );
     assert_ne!(windows["nll"], one["nll"]);
     // It would take an emulated machine half a minute.
     if !emulated() {
@@ -306,11 +310,11 @@ fn stored_logits_are_compared() {
     let compare = |path: &Path, device: &str| {
         run(["ppl", plain(tiny()), "--logits", plain(path), "--device", device, "--json"]).expect(0).json()
     };
-    // Exact logits from an independent engine.
-    let int8 = compare(&golden, "cpu");
-    assert!(number(&int8["kl_mean"]) > 1e-9 && number(&int8["kl_max"]) < 0.01, "{int8}");
-    // An emulated machine takes a minute for the reference, which the golden tests of the library run there.
+    // Exact logits from an independent engine. An emulated machine takes a minute for them, and the golden tests of the library look
+    // at some of them there.
     if !emulated() {
+        let int8 = compare(&golden, "cpu");
+        assert!(number(&int8["kl_mean"]) > 1e-9 && number(&int8["kl_max"]) < 0.01, "{int8}");
         let exact = compare(&golden, "reference");
         assert!(
             number(&exact["kl_mean"]) <= 1e-9 && number(&exact["logit_max_abs_difference"]) <= 1e-3,

@@ -250,7 +250,8 @@ fn aarch64(checks: &mut Checks) -> Result<()> {
     Ok(())
 }
 
-/// All tests are Windows programs. Those of a console are this machine's: wine draws one on a terminal.
+/// All tests are Windows programs, in the short form that emulators run: the processor is this machine's, on which the long one runs.
+/// Those of a console are this machine's: wine draws one on a terminal.
 fn windows(checks: &mut Checks) -> Result<()> {
     let name = WINDOWS_X86_64.name;
     let Some(wine) = checks.tallies.wanted(name, Wine::start())? else { return Ok(()) };
@@ -262,7 +263,7 @@ fn windows(checks: &mut Checks) -> Result<()> {
     commands.push(program_test(&cli()?, &wine.program.to_string_lossy(), &WINDOWS_X86_64, &console));
     // Without a screen wine finds no GPU; on one that nobody sees, the one in software.
     for command in &mut commands {
-        command.env("SAMARA_NO_GPU", "1");
+        command.env("SAMARA_NO_GPU", "1").env("SAMARA_EMULATED", "1");
     }
     let screen = Path::new("/usr/bin/xvfb-run");
     let missing = || anyhow!("a GPU: xvfb-run is not installed (on Debian: apt install xvfb xauth)");
