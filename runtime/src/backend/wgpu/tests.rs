@@ -37,7 +37,7 @@ const LIMITS: Limits = Limits {
     threads: 1,
     fewer_threads: false,
     n_slots: 2,
-    context: 256,
+    context: 512,
     max_batch: 64,
     max_logit_rows: 64,
     kv: KvType::F32,

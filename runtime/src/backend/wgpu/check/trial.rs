@@ -15,6 +15,18 @@ pub(super) struct Trial<'a> {
     pub(super) fault: Option<Fault>,
 }
 
+/// The variants of a kernel that make a difference and that the device can run. A device in software takes a second for a pipeline: of
+/// the four of two choices it has the first and the last, which differ in both.
+#[cfg(test)]
+pub(super) fn variants(gpu: &Gpu, kernel: &str) -> Vec<Variant> {
+    let kernel = samara_shaders::kernel(kernel).expect("in the table");
+    let all: Vec<Variant> = kernel.variants().filter(|variant| gpu.variants().contains(variant)).collect();
+    match all[..] {
+        [first, _, _, last] if gpu.adapter().software => vec![first, last],
+        _ => all,
+    }
+}
+
 /// A change of what a kernel is given on the GPU; the CPU does not hear of it. A harness that does not see it is worth nothing.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(test), expect(dead_code, reason = "faults are planted by tests"))]

@@ -2,11 +2,11 @@
 
 mod flash;
 
-use samara_shaders::{Variant, kernel};
+use samara_shaders::Variant;
 
 use super::super::{
     made::Made,
-    trial::{Difference, Fault, Trial},
+    trial::{Difference, Fault, Trial, variants},
 };
 use super::quantized::Quantized;
 use super::*;
@@ -15,30 +15,19 @@ use crate::{
     error::Error,
 };
 
-/// Runs `of` for each variant of `name` that makes a difference and that the device can run.
+/// Runs `of` in each variant of a kernel.
 fn each_variant(name: &str, mut of: impl FnMut(&Trial<'_>)) {
     let Some(gpu) = any() else { return };
-    let kernel = kernel(name).expect("in the table");
-    let variants = kernel.variants().filter(|variant| gpu.variants().contains(variant));
-    for variant in variants {
+    for variant in variants(&gpu, name) {
         of(&Trial { gpu: &gpu, variant, fault: None });
     }
 }
 
-/// Runs `of` for each size in half of the variants that the device can run, in turn, because pipelines take long to make: of four
-/// in two that differ in every choice, so that each size meets each choice; of two in one.
+/// Runs `of` for each size in one of a kernel's variants, in turn, because pipelines take long to make.
 fn over<S: Copy>(name: &str, sizes: impl IntoIterator<Item = S>, of: impl Fn(&Trial<'_>, S)) {
     let Some(gpu) = any() else { return };
-    let kernel = kernel(name).expect("in the table");
-    let variants: Vec<Variant> =
-        kernel.variants().filter(|variant| gpu.variants().contains(variant)).collect();
-    for (i, size) in sizes.into_iter().enumerate() {
-        let its_turn = |variant: &&Variant| {
-            variants.len() == 1 || (variant.subgroups == variant.packed_dot) == i.is_multiple_of(2)
-        };
-        for &variant in variants.iter().filter(its_turn) {
-            of(&Trial { gpu: &gpu, variant, fault: None }, size);
-        }
+    for (size, &variant) in sizes.into_iter().zip(variants(&gpu, name).iter().cycle()) {
+        of(&Trial { gpu: &gpu, variant, fault: None }, size);
     }
 }
 
@@ -117,12 +106,10 @@ fn maple(position: usize, window: usize) -> Attention {
 
 #[test]
 fn attention_over_contexts() {
-    each_variant("attention", |trial| {
+    over("attention", [0, 16, 512, 0], |trial, window| {
         for context in [1, 2, 31, 32, 33, 64, 65, 511, 512, 513, 700, 4000] {
-            for window in [0, 16, 512] {
-                let a = maple(context - 1, window);
-                small(&format!("{a:?}"), trial, attention(trial, &a, context as u64));
-            }
+            let a = maple(context - 1, window);
+            small(&format!("{a:?}"), trial, attention(trial, &a, context as u64));
         }
     });
 }

@@ -2,14 +2,12 @@
 
 use std::sync::{Arc, OnceLock};
 
-use samara_shaders::kernel;
-
 use super::{attention::cuts_do_not_matter, *};
 use crate::{
     backend::wgpu::{
         check::{
             made::Made,
-            trial::{Difference, Fault, Trial},
+            trial::{Difference, Fault, Trial, variants},
         },
         device::{Gpu, any},
     },
@@ -29,10 +27,9 @@ fn gpu() -> &'static Gpu {
     GPU.get().expect("a test looks whether there is one")
 }
 
-/// Runs a check in every variant of a kernel that the device has.
+/// Runs a check in each variant of a kernel.
 fn each_variant(name: &str, check: impl Fn(&Trial<'_>) -> Result<Difference, Error>) {
-    let kernel = kernel(name).expect("in the table");
-    for variant in gpu().variants().iter().copied().filter(|variant| kernel.reduced(*variant) == *variant) {
+    for variant in variants(gpu(), name) {
         let difference = check(&Trial { gpu: gpu(), variant, fault: None }).expect("it runs");
         assert_eq!(difference.kernel, name);
         assert!(difference.is_small(), "{variant}: {difference:?}");
