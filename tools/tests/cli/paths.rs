@@ -114,6 +114,31 @@ mod windows {
         run(["verify", &other]).expect(0);
     }
 
+    /// The folder as any machine of the network would name it, by the share that Windows makes of each drive.
+    fn shared(verbatim: &Path) -> Option<PathBuf> {
+        let (drive, path) = plain(verbatim).strip_prefix(r"\\?\")?.split_once(':')?;
+        let place = PathBuf::from(format!(r"\\localhost\{}${path}", drive.to_lowercase()));
+        place.is_dir().then_some(place)
+    }
+
+    #[test]
+    fn paths_of_a_server_work() {
+        let dir = folder();
+        let canonical = |path: &Path| path.canonicalize().expect("there");
+        let (checkpoint, place) = (canonical(&fixture("stress-maple-2bit")), canonical(dir.path()));
+        let (Some(checkpoint), Some(place)) = (shared(&checkpoint), shared(&place)) else {
+            assert!(std::env::var_os("SAMARA_NO_SKIPS").is_none(), "the drives are not shared");
+            println!("skipped: the drives are not shared");
+            return;
+        };
+        works(&checkpoint, &place.join("m.samara"));
+        // As Windows itself spells it, and longer than it counted on once.
+        let verbatim = plain(&place).replacen(r"\\", r"\\?\UNC\", 1);
+        works(&checkpoint, &deep(Path::new(&verbatim)).join("m.samara"));
+        works(&checkpoint, &deep(&place.join("plain")).join("m.samara"));
+        assert!(deep(dir.path()).join("m.samara").is_file());
+    }
+
     #[test]
     fn names_that_mean_something_else_are_refused_before_any_work() {
         let dir = folder();

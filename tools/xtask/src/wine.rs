@@ -72,7 +72,21 @@ impl Wine {
         if !system.join(PRNG).exists() {
             make_prng(&system)?;
         }
+        self.share("c")?;
+        self.share("z")?;
         Ok(fs::write(booted, "")?)
+    }
+
+    /// Makes a drive what Windows makes of each: a share. To wine the machines of a network are folders.
+    fn share(&self, drive: &str) -> Result<()> {
+        let devices = self.prefix.join("dosdevices");
+        let share = devices.join(format!("unc/localhost/{drive}$"));
+        if !share.exists() {
+            fs::create_dir_all(share.with_file_name(""))?;
+            #[cfg(unix)]
+            std::os::unix::fs::symlink(devices.join(format!("{drive}:")), &share)?;
+        }
+        Ok(())
     }
 
     /// Ends the server and all programs of the prefix; the next program starts a server. A desktop outlives the programs that it was
