@@ -1,9 +1,9 @@
-//! The checks of one change, in order of cost. A failing step does not hide the later ones: all run, the failing ones are named at the
-//! end, and the last lines say how long each took and sum the tests of each platform and of all.
+//! The checks of one change. A failing step does not hide the later ones: all run, the failing ones are named at the end, and the last
+//! lines say how long each took and sum the tests of each platform and of all.
 //!
-//! A step that tests builds the tests and queues them (`runs.rs`): they run beside the steps that follow. What takes longest to run
-//! is therefore built first. Nearly all is built in one profile, that of releases, so that what a program depends on is built once
-//! for each platform.
+//! A step that tests builds the tests and queues them (`runs.rs`): they run beside the steps that follow. So, after what takes seconds,
+//! tests are built first, and checks that leave a processor idle come last. Nearly all is built in one profile, that of releases, so
+//! that what a program depends on is built once for each platform.
 
 use crate::process::{answers, cargo, root, succeed};
 use crate::runs::{Program, Runs, build, called};
@@ -62,15 +62,15 @@ struct Step {
 const STEPS: &[Step] = &[
     Step { name: "fmt", what: "the code is formatted", run: fmt },
     Step { name: "typos", what: "spelling", run: typos },
-    Step { name: "clippy", what: "no warning in any target", run: clippy },
-    Step { name: "doc", what: "the documentation builds without a warning", run: doc },
     Step { name: "deny", what: "licences, sources and versions of dependencies (deny.toml)", run: deny },
-    Step { name: "fuzz", what: "the fuzz targets build", run: fuzz },
-    Step { name: "macos", what: "no warning for macOS, where nothing is linked or run", run: macos },
     Step { name: "test", what: "unit, integration and documentation tests on this machine", run: test },
     Step { name: "aarch64", what: "the tests on three ARM processors, by qemu", run: aarch64 },
     Step { name: "windows", what: "the tests as Windows programs, by wine", run: windows },
     Step { name: "dist", what: "release archives, looked at and run on an old system", run: dist },
+    Step { name: "clippy", what: "no warning in any target", run: clippy },
+    Step { name: "doc", what: "the documentation builds without a warning", run: doc },
+    Step { name: "fuzz", what: "the fuzz targets build", run: fuzz },
+    Step { name: "macos", what: "no warning for macOS, where nothing is linked or run", run: macos },
 ];
 
 /// One line for each step.

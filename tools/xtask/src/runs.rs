@@ -173,10 +173,12 @@ impl Run {
             let name = shown(&command);
             let late = format!("had not ended after {} s and was killed", limit.as_secs());
             let mut turn = || {
+                let started = Instant::now();
                 finished(&mut command, limit).map(|(end, stdout)| {
                     // A test may print bytes that are not text.
                     let text = String::from_utf8_lossy(&stdout).into_owned();
-                    show(&format!("-- {}: {name}\n{text}", self.platform));
+                    let took = started.elapsed().as_secs_f64();
+                    show(&format!("-- {}: {name} ({took:.1} s)\n{text}", self.platform));
                     (end, text)
                 })
             };

@@ -73,8 +73,16 @@ impl Target {
         let mut command = match self.link {
             Link::Zig if self.name == here() => self.zig_here(subcommand)?,
             Link::Zig => zigbuild(subcommand, &format!("{}.{GLIBC}", self.triple))?,
-            // Its C code is compiled by zig, which has the headers.
-            Link::No => zigbuild(subcommand, self.triple)?,
+            // To check code nothing of C is needed, but it would be compiled: by programs that do nothing, in no SDK.
+            Link::No => {
+                ensure!(answers("true"), "there is no program called true");
+                let mut command = cargo(&[subcommand, "--target", self.triple]);
+                for tool in ["CC", "AR"] {
+                    command.env(format!("{tool}_{}", self.triple.replace('-', "_")), "true");
+                }
+                command.env("SDKROOT", "/");
+                command
+            }
             Link::Mingw => {
                 const LINKER: &str = "x86_64-w64-mingw32-gcc";
                 ensure!(
