@@ -76,20 +76,20 @@ fn what_is_generated_does_not_depend_on_running_ahead() {
             let want_stopped = stop.map(|stop| {
                 answers(&mut engine(context, false, Faults::default()).0, &spec, &[stop], max_tokens)
             });
-            for (wrong_every, forgets) in
-                [(0, None), (0, Some(0)), (1, Some(3)), (2, None), (7, Some(0)), (7, Some(3))]
-            {
-                let faults = Faults { wrong_every, forgets, ..Faults::default() };
-                let case = format!("{spec:?} {max_tokens:?} {faults:?}");
-                let (mut ahead, total) = engine(context, true, faults);
-                assert_eq!(answers(&mut ahead, &spec, &[], max_tokens), want, "{case}");
-                let able = spec.top_k <= 64 && spec.repetition_penalty == 1.0;
-                let ran = total.load(Ordering::Relaxed) > 0;
-                assert_eq!(ran, able && max_tokens.is_none_or(|n| n > 1), "{case}");
-                if let Some(stop) = stop {
-                    let (mut ahead, _) = engine(context, true, faults);
-                    let stopped = answers(&mut ahead, &spec, &[stop], max_tokens);
-                    assert_eq!(Some(stopped), want_stopped, "{case} stop {stop}");
+            for wrong_every in [0, 1, 2, 7] {
+                for forgets in [None, Some(0), Some(3)] {
+                    let faults = Faults { wrong_every, forgets, ..Faults::default() };
+                    let case = format!("{spec:?} {max_tokens:?} {faults:?}");
+                    let (mut ahead, total) = engine(context, true, faults);
+                    assert_eq!(answers(&mut ahead, &spec, &[], max_tokens), want, "{case}");
+                    let able = spec.top_k <= 64 && spec.repetition_penalty == 1.0;
+                    let ran = total.load(Ordering::Relaxed) > 0;
+                    assert_eq!(ran, able && max_tokens.is_none_or(|n| n > 1), "{case}");
+                    if let Some(stop) = stop {
+                        let (mut ahead, _) = engine(context, true, faults);
+                        let stopped = answers(&mut ahead, &spec, &[stop], max_tokens);
+                        assert_eq!(Some(stopped), want_stopped, "{case} stop {stop}");
+                    }
                 }
             }
         }

@@ -79,7 +79,7 @@ fn filters_see_what_the_ones_before_them_left() {
 
 #[test]
 fn equal_logits_rank_by_id() {
-    for n in [1usize, 63, 64, 65, 200] {
+    for n in [1usize, 63, 64, 65, 200, 1000] {
         let mut equal = vec![0.5f32; n];
         equal[n - 1] = 0.5;
         for k in [1usize, 2, 3, 64, 65] {
@@ -105,7 +105,7 @@ fn top_by_sorting(logits: &[f32], k: usize) -> Vec<u32> {
 fn top_k_equals_a_full_sort() {
     // A fixed scramble with ties and holes, over the sizes where the block scan changes its path. Temperature
     // is so high that every kept token is equally likely.
-    for n in [1usize, 2, 63, 64, 65, 127, 128, 129, 1000] {
+    for n in [1usize, 2, 63, 64, 65, 127, 128, 129, 1000, 5000] {
         let logits: Vec<f32> = (0..n as u64)
             .map(|i| match i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56 {
                 0..30 if i > 0 => -INF,
@@ -121,11 +121,11 @@ fn top_k_equals_a_full_sort() {
 
 #[test]
 fn top_p_over_a_large_vocabulary_ranks_as_far_as_it_must() {
-    // 1,000 equal tokens, 499.75 of which reach p: 500 are kept, more than are ranked at first.
-    let mut sampler = Sampler::new(SamplerSpec { top_p: 0.49975, ..spec() }).unwrap();
+    // 5,000 equal tokens, 499.75 of which reach p: 500 are kept, more than are ranked at first.
+    let mut sampler = Sampler::new(SamplerSpec { top_p: 0.09995, ..spec() }).unwrap();
     let mut largest = 0;
     for _ in 0..6_000 {
-        let token = sampler.sample(&mut [1.0; 1000], &[]).unwrap();
+        let token = sampler.sample(&mut [1.0; 5000], &[]).unwrap();
         assert!((token.logprob - (1.0f32 / 500.0).ln()).abs() < 1e-5, "{token:?}");
         largest = largest.max(token.id);
     }

@@ -263,7 +263,7 @@ fn windows(checks: &mut Checks) -> Result<()> {
     commands.push(program_test(&cli()?, &wine.program.to_string_lossy(), &WINDOWS_X86_64, &console));
     // Without a screen wine finds no GPU; on one that nobody sees, the one in software.
     for command in &mut commands {
-        command.env("SAMARA_NO_GPU", "1").env("SAMARA_EMULATED", "1");
+        command.env("SAMARA_NO_GPU", "1");
     }
     let screen = Path::new("/usr/bin/xvfb-run");
     let missing = || anyhow!("a GPU: xvfb-run is not installed (on Debian: apt install xvfb xauth)");
@@ -272,11 +272,11 @@ fn windows(checks: &mut Checks) -> Result<()> {
         let models = tests.iter().find(|program| program.is("models"));
         let models = models.context("there is no test called models")?;
         commands.push(wine.stop());
-        let mut close = models.command(&[screen, Path::new("-a"), &wine.program], &["gpu_is_close"]);
-        close.env("SAMARA_EMULATED", "1");
-        commands.push(close);
+        commands.push(models.command(&[screen, Path::new("-a"), &wine.program], &["gpu_is_close"]));
     }
-    commands.iter_mut().for_each(|command| wine.set_up(command));
+    for command in &mut commands {
+        wine.set_up(command.env("SAMARA_EMULATED", "1"));
+    }
     checks.runs.add(name, commands, wine)
 }
 

@@ -23,11 +23,19 @@ fn each_variant(name: &str, mut of: impl FnMut(&Trial<'_>)) {
     }
 }
 
-/// Runs `of` for each size in one of a kernel's variants, in turn, because pipelines take long to make.
+/// Runs `of` for each size in each variant of a kernel; in software, where pipelines take long to make, in one of them, in turn.
 fn over<S: Copy>(name: &str, sizes: impl IntoIterator<Item = S>, of: impl Fn(&Trial<'_>, S)) {
     let Some(gpu) = any() else { return };
-    for (size, &variant) in sizes.into_iter().zip(variants(&gpu, name).iter().cycle()) {
-        of(&Trial { gpu: &gpu, variant, fault: None }, size);
+    let variants = variants(&gpu, name);
+    for (i, size) in sizes.into_iter().enumerate() {
+        let its_turn = if gpu.adapter().software {
+            i % variants.len()..i % variants.len() + 1
+        } else {
+            0..variants.len()
+        };
+        for &variant in &variants[its_turn] {
+            of(&Trial { gpu: &gpu, variant, fault: None }, size);
+        }
     }
 }
 
